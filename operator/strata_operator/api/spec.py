@@ -272,6 +272,11 @@ class TakeoverSpec(ApiType):
     standing_orders: StandingOrdersSpec | None = None
     """By default a loss waits for the operator: with orders gateways may speak with slots, if only to have them do what the operator has written."""
 
+    @property
+    def wants_orders(self) -> bool:
+        """Whether plans have standing orders."""
+        return self.standing_orders is not None
+
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
             cel="!has(self.exact) || !self.exact || !has(self.maxPerplexityIncrease)",

@@ -15,7 +15,7 @@ from strata_operator.api.load import read_text
 from strata_operator.commands.foretold import foretold
 from strata_operator.commands.inputs import Question, measured, read_question
 from strata_operator.commands.profile import profiles_for
-from strata_operator.decide.planning import has_orders, order_terms_of, readied_outcome, shadow_bytes_of, takeover_of
+from strata_operator.decide.planning import order_terms_of, readied_outcome, shadow_bytes_of, takeover_of
 from strata_operator.errors import InvalidInputError
 from strata_operator.local import launcher as launching
 from strata_operator.local.acceptance import acceptance_kept
@@ -147,7 +147,7 @@ def _run(options: UpOptions, console: Console, course: Course) -> None:
         takeover_of(wished),
         wished.spec.replanning.min_gain,
         shadow_bytes_of(wished),
-        orders=has_orders(wished),
+        orders=wished.spec.replanning.takeover.wants_orders,
     )
     local = replace(local, mender=mender, orders=order_terms_of(wished))
 

@@ -249,11 +249,6 @@ def shadow_bytes_of(deployment: LLMDeployment) -> int:
     return 0 if wish is None else int(parse_quantity(wish.max_memory))
 
 
-def has_orders(deployment: LLMDeployment) -> bool:
-    """Whether the plan is to have standing orders."""
-    return deployment.spec.replanning.takeover.standing_orders is not None
-
-
 def order_terms_of(deployment: LLMDeployment) -> OrderTerms | None:
     """When they are carried out; None where there are to be none."""
     replanning = deployment.spec.replanning
@@ -273,7 +268,7 @@ def readied(deployment: LLMDeployment, request: PlanRequest, plan: Plan) -> Read
     """The plan with what is kept ready for losses, as `spec.replanning.takeover` wants it: what slots keep of others, and standing orders."""
     wishes = takeover_of(deployment)
     shadowed = with_shadows(request, plan, wishes, shadow_bytes_of(deployment))
-    ordered = with_orders(request, shadowed.plan, wishes, wanted=has_orders(deployment))
+    ordered = with_orders(request, shadowed.plan, wishes, wanted=deployment.spec.replanning.takeover.wants_orders)
     return Readied(ordered.plan, tuple(note for note in (shadowed.note, ordered.note) if note))
 
 

@@ -31,7 +31,7 @@ from strata_operator.decide.hung import HUNG_GRACE_SECONDS, hung, stuck
 from strata_operator.decide.planning import order_terms_of
 from strata_operator.decide.report import report
 from strata_operator.decide.rollout import outdated, replaced, speakable
-from strata_operator.decide.standing_orders import carried_out, ordered_epochs
+from strata_operator.decide.standing_orders import carried_out
 from strata_operator.decide.troubles import Trouble, troubles
 from strata_operator.decide.view import PodView, View
 from strata_operator.decide.wishes import Wanted, foreseen, wanted
@@ -72,7 +72,7 @@ def reconcile(view: View) -> tuple[Action, ...]:
 def _orders(view: View) -> tuple[GiveOrders, ...]:
     """Where there are any, and the spec still wants them."""
     terms, newest = order_terms_of(view.deployment), view.newest
-    if terms is None or newest is None or not view.is_committed or not ordered_epochs(newest.epoch):
+    if terms is None or newest is None or not view.is_committed or not newest.epoch.has_orders:
         return ()
     return (GiveOrders(terms),)
 

@@ -51,7 +51,7 @@ class OrderTerms:
 
 def ordered_epochs(epoch: Epoch) -> tuple[Ordered, ...]:
     """By their numbers. Those that form replicas anew come first, so that those for a loss supersede them."""
-    if epoch.reserved or epoch.plan.orders is None:
+    if not epoch.has_orders or epoch.plan.orders is None:
         return ()
     replicas = tuple(each.replica for each in epoch.plan.replicas)
     renewals = [*((each,) for each in replicas), *([replicas] if len(replicas) > 1 else [])]
@@ -62,10 +62,14 @@ def ordered_epochs(epoch: Epoch) -> tuple[Ordered, ...]:
 
 def carried_out(ledger: Ledger, seen: Observed) -> Ordered | None:
     """What was done meanwhile and is not on record: an order whose epoch a slot serves, so that all had prepared it. It is to be recorded as it is."""
-    if ledger.newest is None:
+    if (newest := ledger.newest) is None or not newest.has_orders:
         return None
     served = {each.committed_epoch for each in seen.slots.values()} | {each.epoch for each in seen.gateways.values()}
-    return next((each for each in reversed(ordered_epochs(ledger.newest)) if each.epoch.number in served), None)
+    if not any(
+        newest.number < number <= newest.last_number for number in served
+    ):  # each look asks, and hundreds of epochs have a key each
+        return None
+    return next((each for each in reversed(ordered_epochs(newest)) if each.epoch.number in served), None)
 
 
 def cause_of(ordered: Ordered, newest: EpochRecord) -> Cause:

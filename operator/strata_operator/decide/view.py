@@ -3,7 +3,7 @@
 Built by the controller, read by `reconcile` and `report`. Pure.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -209,13 +209,17 @@ def gateway_hosts(deployment: LLMDeployment, pods: Iterable[Mapping[str, Any]]) 
 
 def slot_hosts(deployment: LLMDeployment, pods: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     """Where each slot's pod is reached, by the slot: asking for its name would begin before it is there, and be told so for longer."""
-    return _hosts((slot, pod) for pod in pods if is_pod_of(deployment, pod) and (slot := pod_label(pod, SLOT_LABEL)))
+    return _hosts(_slot_pods(deployment, pods))
 
 
 def slot_nodes(deployment: LLMDeployment, pods: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     """On which node each slot's pod is, by the slot."""
-    own = ((slot, pod) for pod in pods if is_pod_of(deployment, pod) and (slot := pod_label(pod, SLOT_LABEL)))
+    own = _slot_pods(deployment, pods)
     return {slot: str((pod.get("spec") or {}).get("nodeName") or "") for slot, pod in own}
+
+
+def _slot_pods(deployment: LLMDeployment, pods: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    return ((slot, pod) for pod in pods if is_pod_of(deployment, pod) and (slot := pod_label(pod, SLOT_LABEL)))
 
 
 def _hosts(pods: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, str]:

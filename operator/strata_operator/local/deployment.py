@@ -33,7 +33,7 @@ from strata_operator.decide.epochs import (
     slots_of,
     unheard,
 )
-from strata_operator.decide.standing_orders import OrderTerms, carried_out, ordered_epochs
+from strata_operator.decide.standing_orders import OrderTerms, carried_out
 from strata_operator.local import launcher as launching
 from strata_operator.local.errors import CrashedError, RefusedError
 from strata_operator.local.launcher import LAUNCHER_LOG, Launcher, begin
@@ -258,7 +258,7 @@ class LocalDeployment:
 
     async def _give_orders(self) -> None:
         epoch, terms = self._ledger.newest, self.options.orders
-        if terms is not None and epoch is not None and self._ledger.committed == epoch.number and ordered_epochs(epoch):
+        if terms is not None and epoch is not None and self._ledger.committed == epoch.number and epoch.has_orders:
             await self._orders.give(self._links, epoch, self._observed(), terms)
 
     def _tell_phase(self) -> None:

@@ -45,6 +45,11 @@ class Epoch:
     reserved: int = 0  # of one that a standing order has made: the last number that its forerunner kept for orders
 
     @property
+    def has_orders(self) -> bool:
+        """Whether it has any to give."""
+        return not self.reserved and self.plan.orders is not None
+
+    @property
     def last_number(self) -> int:
         """The highest that it keeps: its own, and one for each of its standing orders."""
         return self.reserved or self.number + order_count(self.plan)

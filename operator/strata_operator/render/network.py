@@ -112,7 +112,7 @@ def _policy(deployment: LLMDeployment, component: str, ingress: list[Object], eg
 
 def _has_orders(deployment: LLMDeployment) -> bool:
     """Gateways then open slots' control ports, with a key that is good for standing orders alone."""
-    return deployment.spec.replanning.takeover.standing_orders is not None
+    return deployment.spec.replanning.takeover.wants_orders
 
 
 def _common_egress(deployment: LLMDeployment) -> list[Object]:

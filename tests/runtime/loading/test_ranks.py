@@ -1,7 +1,7 @@
 """A stage that several ranks share computes what one alone does: any number of ranks, any format, every architecture whose cut is known."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,22 +60,22 @@ def fields_of(name: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("case", swept(CASES, [("llama", 2), *((name, 3) for name in QUICK)]))
 def test_ranks_together_compute_what_one_does(case: tuple[str, int], tmp_path: Path) -> None:
-    name, ranks = case
-    model = make_tiny_model(tmp_path, name)
-    [role] = roles(model, 1)
-    expected = logits(model, stages=1)
-    for computed in shared(model, ranks, role):
-        torch.testing.assert_close(computed, expected, rtol=0, atol=tolerance(name))
+    compute_what_one_does(case, shared, tmp_path)
 
 
 @pytest.mark.parametrize("case", swept(CASES, [("qwen2_moe", 3), ("olmo2", 2)]))
 def test_ranks_that_talk_by_torch_compute_what_one_does(case: tuple[str, int], tmp_path: Path) -> None:
     """By Gloo, with the code that NCCL runs under on GPUs: ragged steps of every architecture."""
+    compute_what_one_does(case, shared_by_torch, tmp_path)
+
+
+def compute_what_one_does(case: tuple[str, int], share: Callable[..., Any], folder: Path) -> None:
+    """`share`: (model, ranks, role) -> the logits that each of them has."""
     name, ranks = case
-    model = make_tiny_model(tmp_path, name)
+    model = make_tiny_model(folder, name)
     [role] = roles(model, 1)
     expected = logits(model, stages=1)
-    for computed in shared_by_torch(model, ranks, role):
+    for computed in share(model, ranks, role):
         torch.testing.assert_close(computed, expected, rtol=0, atol=tolerance(name))
 
 

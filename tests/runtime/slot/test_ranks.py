@@ -79,13 +79,18 @@ def shared(plan: Plan, ranks: Sequence[int]) -> Plan:
 def test_text_is_the_same_however_many_share_a_stage(tiny_llama: Path, ranks: tuple[int, ...]) -> None:
     names = [f"s{place}" for place in range(len(ranks))]
     with PipelineHarness(names) as pipeline:
-        plan = even_plan(tiny_llama, names, pages=12)
-        expected = pipeline.serve(plan).generate(penalized())
-        leader = pipeline.serve(shared(plan, ranks))
-        assert leader.generate(penalized()) == expected
-        assert leader.hello().preemptions
-        leader = pipeline.serve(shared(structs.replace(plan, speculation=Speculation("ngram", 3)), ranks))  # kept ranks
-        assert leader.generate(penalized()) == expected
+        text_of_one(pipeline, even_plan(tiny_llama, names, pages=12), ranks)
+
+
+def text_of_one(pipeline: PipelineHarness, plan: Plan, ranks: Sequence[int]) -> dict[str, list[int]]:
+    """That of stages of one rank each, which those of more have too, preempted and with drafts."""
+    expected = pipeline.serve(plan).generate(penalized())
+    leader = pipeline.serve(shared(plan, ranks))
+    assert leader.generate(penalized()) == expected
+    assert leader.hello().preemptions
+    leader = pipeline.serve(shared(structs.replace(plan, speculation=Speculation("ngram", 3)), ranks))  # kept ranks
+    assert leader.generate(penalized()) == expected
+    return expected
 
 
 @pytest.mark.parametrize("shares", swept([((3, 1),), ((1, 3), (1, 2, 1))], [((3, 1),)]))
@@ -349,12 +354,7 @@ def test_text_is_the_same_where_ranks_talk_by_torch(tiny_llama: Path, ranks: tup
     names = [f"s{place}" for place in range(len(ranks))]
     with PipelineHarness(names) as pipeline:
         plan = even_plan(tiny_llama, names, pages=12, micro_batch=(4, 4, 16))
-        expected = pipeline.serve(plan).generate(penalized())
-        leader = pipeline.serve(shared(plan, ranks))
-        assert leader.generate(penalized()) == expected
-        assert leader.hello().preemptions
-        leader = pipeline.serve(shared(structs.replace(plan, speculation=Speculation("ngram", 3)), ranks))  # kept ranks
-        assert leader.generate(penalized()) == expected
+        expected = text_of_one(pipeline, plan, ranks)
         ranks_of(pipeline, names[-1])[0].kill()
         status = pipeline.slots[names[-1]].until(lambda status: bool(status.failure))
         assert f"rank 1 of {ranks[-1]} of stage {len(ranks) - 1} ended with -9" in status.failure
