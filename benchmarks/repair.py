@@ -20,17 +20,17 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.rows import Row, run
-from strata_planner.answer.shadows import READ_BYTES_PER_SECOND, shadow_table
+from strata_planner.answer.shadows import shadow_table
 from strata_planner.contract.plan import Plan
+from strata_planner.contract.rates import PORT_BYTES_PER_SECOND, READ_BYTES_PER_SECOND
 from strata_planner.errors import PlannerError
 from strata_planner.question.cluster import Cluster, Device, LinkRate, Node
 from strata_planner.question.model import Model
 from strata_planner.question.request import PlanRequest
 from strata_planner.question.workload import Workload
-from strata_planner.replan.repair import Repair, Takeover, repair
-from strata_planner.replan.shadow_room import is_kept
+from strata_planner.replan.repair import Repair, Takeover, narrow_seconds, repair
 from strata_planner.replan.shadows import with_shadows
-from strata_planner.replan.steps import Load, Narrow
+from strata_planner.replan.steps import Narrow
 from strata_planner.search.metric import value_of_plan
 from strata_planner.search.planning import make_plan
 
@@ -47,11 +47,6 @@ EIGHT = {"A100-40GB": 3, "L4": 4, "A10G": 1}
 SIXTY_FOUR = {"A100-40GB": 12, "L40S": 8, "A10G": 20, "L4": 24}
 PAPER = {"A100-40GB": 3, "L4": 4}
 
-# Measured rates of this project (docs/benchmarks.md), on processors: `loading`, the any8 copy in the page cache on two threads (READ_BYTES_PER_SECOND), and
-# `precision_switch`, one layer of Llama-2-7B from 8 to 4 bits: read, swap and return.
-NARROW_SECONDS, NARROWED_PARAMETERS = 0.0106, 202e6
-# Not measured by us: a PCIe 3.0 x16 port, as datasheets have it with what its protocol takes.
-PORT_BYTES_PER_SECOND = 12e9
 NOTICE_SECONDS = 1.5  # silence of an authenticated peer, at most (docs/structure.md)
 
 
@@ -153,26 +148,17 @@ class Term:
     seconds: float
 
 
-def takeover_terms(model: Model, running: Plan, mended: Repair) -> list[Term]:
+def takeover_terms(model: Model, mended: Repair) -> list[Term]:
     """Slots narrow and load side by side: the busiest one counts. KV that was lost is not recomputed here."""
-    slots = {stage.places: stage.slot for stage in running.stages}
-    loads, reads, narrows = dict[object, int](), dict[object, int](), dict[object, int]()
-    for step in mended.steps:
-        if isinstance(step, Load):
-            loads[step.place] = loads.get(step.place, 0) + step.size_bytes
-            kept = is_kept(running.shadows, slots.get(step.place, ""), step)
-            reads[step.place] = reads.get(step.place, 0) + step.size_bytes * (not kept)
-        elif isinstance(step, Narrow):
-            narrows[step.place] = narrows.get(step.place, 0) + 1
-    most_bytes, most_layers = max(loads.values(), default=0), max(narrows.values(), default=0)
-    of_a_layer = NARROW_SECONDS * model.layers[0].linear_parameters / NARROWED_PARAMETERS
-    moved, size, most_read = mended.movement.moved_layers, sum(reads.values()) / 1e9, max(reads.values(), default=0)
+    most_bytes, most_layers = mended.busiest.loaded_bytes, mended.busiest.narrowed_layers
+    most_read, of_a_layer = mended.busiest.read_bytes, narrow_seconds(model)
+    moved, size = mended.movement.moved_layers, (mended.movement.loaded_bytes - mended.shadowed_bytes) / 1e9
     return [
         Term("notice", "silence of a peer, at most", NOTICE_SECONDS),
         Term("repair", "measured here", mended.seconds),
         Term(
             "drop planes in place",
-            f"{sum(narrows.values())} layers, {most_layers} on the busiest slot, {1e3 * of_a_layer:.0f} ms each",
+            f"{sum(isinstance(each, Narrow) for each in mended.steps)} layers, {most_layers} on the busiest slot, {1e3 * of_a_layer:.0f} ms each",
             most_layers * of_a_layer,
         ),
         Term(
@@ -219,7 +205,7 @@ def worst_takeover(console: Console, request: PlanRequest, running: Plan) -> flo
             console.print(f"{node} lost: no repair")
             worst = float("inf")
             continue
-        terms = takeover_terms(request.model, running, mended)
+        terms = takeover_terms(request.model, mended)
         how = "with shadows" if running.shadows else "from files"
         title = f"{node} lost, {how}: {mended.kind}, {len(mended.lowered)} layers lowered"
         table = Table(title=title, title_justify="left")

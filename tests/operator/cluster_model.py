@@ -69,6 +69,7 @@ class Kubernetes(FakeApi):
         self.faults = Faults()
         self.processes: dict[str, Process] = {}  # by pod's uid
         self.dead: set[str] = set()  # pods, by uid, whose container never starts again, which nobody mends
+        self.stopped: set[str] = set()  # of the dead, those whose process is there
         self.moved = asyncio.Event()  # of the moment: the next tick has another one
         self._pods = itertools.count(1)
         for name in nodes:
@@ -117,6 +118,11 @@ class Kubernetes(FakeApi):
     def is_stopped(self, pod: Object) -> bool:
         """Whether its process, which is there, answers nobody."""
         return False
+
+    def listens(self, pod: Object) -> bool:
+        """Whether a kernel takes connections for its process."""
+        uid = pod["metadata"]["uid"]
+        return uid in self.processes or uid in self.stopped or self.is_stopped(pod)
 
     def is_up(self, node: str) -> bool:
         """With power: its condition may say otherwise."""
@@ -181,11 +187,13 @@ class Kubernetes(FakeApi):
     def hang(self, pod: Object) -> None:
         """Its process is there and does nothing more, as after SIGSTOP. Nothing says so: its node stays Ready, its container runs."""
         self.dead.add(pod["metadata"]["uid"])
+        self.stopped.add(pod["metadata"]["uid"])
         self.stop(pod)
 
     def kill(self, pod: Object) -> None:
         """For good: what is started in its container again answers nobody. Its node stays Ready."""
         self.hang(pod)
+        self.stopped.discard(pod["metadata"]["uid"])
         self._runs(pod)
 
     # What goes on in it.

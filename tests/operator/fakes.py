@@ -22,6 +22,7 @@ from strata_planner.contract.control import (
     SlotAddress,
     SlotStatus,
     SwitchState,
+    Took,
     Watch,
 )
 from strata_planner.contract.formats import DEFAULT_FORMAT_OF_BITS
@@ -80,6 +81,7 @@ class FakeSlot:
         self.asked: Prepare | None = None
         self.kept: ShadowOrder | None = None
         self.running: dict[int, RunningRole] = {}  # by place
+        self.took: Took | None = None
 
     def status(self) -> SlotStatus:
         return SlotStatus(
@@ -97,6 +99,7 @@ class FakeSlot:
             shadow=None if self.kept is None else ShadowState("held", 1 << 20, len(self.kept.layers)),
             hung=self.hung,
             overdue=self.overdue,
+            took=self.took,
         )
 
     def handle(self, message: Prepare | Commit | SetBits | GetStatus | Watch) -> SlotStatus:

@@ -19,6 +19,7 @@ from strata_operator.act.controller import Controller, ControllerOptions
 from strata_operator.act.lease import NotLeadingError
 from strata_operator.act.planner_call import Answer, Question
 from strata_operator.api import LLMDeployment, deployment_from_object
+from strata_operator.decide.view import Door
 from strata_operator.errors import NotReadyError
 from strata_operator.observe.kube import REQUEST_SECONDS, Kube
 from strata_operator.observe.kube import Request as Sent
@@ -145,14 +146,15 @@ class ModelControl:
         await asyncio.sleep(0)
         return answer
 
-    async def knock(self, endpoint: Endpoint) -> bool:
+    async def knock(self, endpoint: Endpoint) -> Door:
         """Whether the node has power and is not cut off: its kernel answers for processes that are gone or stopped."""
         pods = (each for each in self._cluster.all("pods") if each["status"].get("podIP") == endpoint.host)
-        node = next((str(pod["spec"].get("nodeName", "")) for pod in pods), "")
-        if self._cluster.is_up(node) and node not in self._cluster.faults.unreachable:
-            return True
+        pod = next(pods, None)
+        node = str(pod["spec"].get("nodeName", "")) if pod else ""
+        if pod is not None and self._cluster.is_up(node) and node not in self._cluster.faults.unreachable:
+            return "taken" if self._cluster.listens(pod) else "refused"
         await asyncio.sleep(KNOCK_SECONDS)
-        return False
+        return ""
 
     async def watch(self, endpoint: Endpoint, broken: Callable[[], None]) -> AsyncGenerator[Status | None]:
         """As the real one, which asks again and again, it tells what has not changed, too."""
@@ -192,6 +194,7 @@ class PretendedPlanner:
         self._cluster = cluster
         self.seconds = 0.0
         self.breaks = False
+        self.keeps, self.reads = 0.5, 1 << 20  # what a repair gives, and has the busiest slot read
         self.repairs = False  # a loss is repaired by the devices that are left of the plan
         self.gain = 0.5  # of every better plan
         self.says: Callable[[Plan], Plan] = lambda plan: plan  # what a plan says of itself
@@ -204,6 +207,8 @@ class PretendedPlanner:
     async def close(self) -> None: ...
 
     async def answer(self, question: Question) -> Answer:
+        if question.only_repair and not self.repairs:
+            return Answer(None, "NoRepair", "none is pretended")
         name = question.deployment["metadata"]["name"]
         nodes = tuple(node.name for node in question.cluster.nodes)
         self.plans.append(Planned(self._cluster.now(), name, question.reason, nodes))
@@ -219,7 +224,9 @@ class PretendedPlanner:
         if question.repair and self.repairs and question.running is not None:
             left = question.cluster.restricted_to({stage.node for stage in question.running.stages})
             if repaired := plan_of(deployment, left):
-                return Answer(repaired, repair=RepairNote("neighbours", 1, 2, 1 << 20, 0.5, 3.5))
+                return Answer(
+                    repaired, repair=RepairNote("neighbours", 1, 2, 1 << 20, self.keeps, 3.5, read_bytes=self.reads)
+                )
         if question.running is not None and not question.repair and self.gain < deployment.spec.replanning.min_gain:
             return Answer(question.running, gain=self.gain)
         plan = plan_of(deployment, question.cluster)

@@ -43,7 +43,7 @@ from strata_operator.decide.ledger import Dealing, still_free
 from strata_operator.decide.planning import with_margin
 from strata_operator.decide.reconcile import GOES_ON, RUN_PODS
 from strata_operator.decide.standing_orders import OrderTerms, cause_of
-from strata_operator.decide.view import PlanFailure, View
+from strata_operator.decide.view import Foretold, PlanFailure, View
 from strata_operator.decide.wishes import plan_key, planned_digest, without_digest
 from strata_operator.errors import NotReadyError
 from strata_operator.observe.kube import (
@@ -104,7 +104,7 @@ class Hands:
     def _want_no_plan(self, view: View, kept: Kept) -> None:
         if kept.asked is not None:
             self._planners.drop(view.deployment.metadata.uid)
-            kept.asked = None
+            kept.asked = kept.foretold = None
 
     async def _try(self, action: Action, look: Look, view: View, kept: Kept) -> bool:
         """What the API server refuses stops nothing else."""
@@ -194,7 +194,7 @@ class Hands:
         if answer is None:
             return False
         if wish.early:
-            return False
+            return _foretell(wish, answer, kept)
         if not asked.seconds:
             asked = kept.asked = replace(asked, seconds=self._clock.seconds() - asked.since)
         if answer.plan is None:
@@ -226,7 +226,7 @@ class Hands:
             answer = Answer(None, "ModelUnavailable", str(error), passing=True)
             self._note_failure(answer, wish, asked, view, kept)
             return True
-        kept.asked = asked
+        kept.asked, kept.foretold = asked, None
         self._planners.want(view.deployment.metadata.uid, question, urgent=wish.reason in LOSSES)
         return False
 
@@ -265,6 +265,7 @@ class Hands:
             gain=answer.gain if wish.optional else None,
             noticed=asked.noticed,
             planned=self._clock.now(),
+            weighed=kept.weighed if wish.only_repair else None,
         )
         await self._create_epoch(view, kept, plan, asked.cluster, cause)
 
@@ -284,6 +285,7 @@ class Hands:
             token=await self._token(deployment),
             reason=wish.reason,
             repair=wish.repair,
+            only_repair=wish.only_repair,
         )
 
     async def _token(self, deployment: LLMDeployment) -> str:
@@ -325,6 +327,7 @@ class Hands:
             gain=None,
             noticed=None,
             planned=None,
+            weighed=kept.weighed,
         )
         await self._create_epoch(view, kept, newest.epoch.plan, newest.cluster, cause)
         return True
@@ -347,6 +350,7 @@ class Hands:
         number = 1 + max(highest_epoch(view.ledger, view.seen), view.highest_number, kept.taken_number)
         epoch = Epoch(number, new_secret(), plan, going_on(plan, view.ledger, view.seen))
         await self._store(view, kept, epoch, cluster, cause)
+        kept.weighed = None
 
     async def _store(self, view: View, kept: Kept, epoch: Epoch, cluster: Cluster, cause: Cause) -> None:
         uid, number, plan = view.deployment.metadata.uid, epoch.number, epoch.plan
@@ -381,7 +385,15 @@ def _wanted_deployment(wish: MakePlan, view: View) -> LLMDeployment:
 
 def _question_of(wish: MakePlan, view: View) -> str:
     """What a plan under way must still be the answer to. Not the inventory, which moves with every pod on a processor's node."""
-    return f"{planned_digest(view, wish)}/{wish.margin:g}/{wish.optional}/{wish.repair}"
+    repaired = f"{wish.repair}/{wish.only_repair}/{','.join(sorted(wish.nodes))}"
+    return f"{planned_digest(view, wish)}/{wish.margin:g}/{wish.optional}/{repaired}"
+
+
+def _foretell(wish: MakePlan, answer: Answer, kept: Kept) -> bool:
+    """Keep what a repair would be until it is wanted; whether that is news."""
+    told = Foretold(wish.nodes, answer.repair) if wish.only_repair and answer.repair else None
+    is_news, kept.foretold = kept.foretold != told, told
+    return is_news
 
 
 def _still_asked(asked: Asked, wish: MakePlan, view: View) -> bool:

@@ -18,6 +18,7 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
+from strata_operator.decide.view import Door
 from strata_operator.errors import OperatorError
 from strata_planner.contract.control import (
     LARGEST_CONTROL_BYTES,
@@ -115,35 +116,33 @@ async def set_bits(
     return state
 
 
-async def knock(endpoint: Endpoint) -> bool:
-    """Whether anybody is there: a kernel that takes or refuses a connection to the port, or the node's kubelet. A process that died is refused by its pod's own
-    kernel; a host that is gone, or behind a cut, says nothing at all.
+async def knock(endpoint: Endpoint) -> Door:
+    """Who is there: a kernel that takes or refuses a connection to the port, or the node's kubelet alone. A process that died is refused by its pod's own
+    kernel, one that is stopped has it taken; a host that is gone, or behind a cut, says nothing at all.
     """
-    doors = [asyncio.create_task(_opens(endpoint.host, endpoint.port, refusal=True))]
-    if endpoint.kubelet is not None:  # one that was ended leaves its node's kernel, which tells nothing of pods
-        doors.append(asyncio.create_task(_opens(*endpoint.kubelet, refusal=False)))
+    kubelet = asyncio.create_task(_at(*endpoint.kubelet)) if endpoint.kubelet is not None else None
     try:
-        for door in asyncio.as_completed(doors):
-            if await door:
-                return True
-        return False
+        own = await _at(endpoint.host, endpoint.port)
+        if own or kubelet is None:
+            return own
+        # A process that was ended leaves its node's kernel, which tells nothing of pods.
+        return "kubelet" if await kubelet == "taken" else ""
     finally:
-        for each in doors:
-            each.cancel()
-        await asyncio.gather(*doors, return_exceptions=True)
+        if kubelet is not None:
+            kubelet.cancel()
+            await asyncio.gather(kubelet, return_exceptions=True)
 
 
-async def _opens(host: str, port: int, *, refusal: bool) -> bool:
-    """`refusal`: what a refused connection counts as."""
+async def _at(host: str, port: int) -> Door:
     try:
         async with asyncio.timeout(KNOCK_SECONDS):
             _, writer = await asyncio.open_connection(host, port)
     except ConnectionRefusedError:
-        return refusal
+        return "refused"
     except OSError:  # TimeoutError is one
-        return False
+        return ""
     writer.close()
-    return True
+    return "taken"
 
 
 def _state_of(endpoint: Endpoint, status: Status | None, request: SetBits) -> SwitchState:
@@ -356,7 +355,7 @@ class Control:
 
     ask: Callable[[Endpoint, Message, float], Awaitable[Status]] = ask
     watch: Callable[[Endpoint, Callable[[], None]], AsyncGenerator[Status | None]] = watch
-    knock: Callable[[Endpoint], Awaitable[bool]] = knock
+    knock: Callable[[Endpoint], Awaitable[Door]] = knock
 
 
 OVER_ZEROMQ = Control()
@@ -366,7 +365,7 @@ class Links:
     """Watches many control ports at once and keeps the last status of each; `changed` is called after every change.
 
     A name whose endpoint changes is watched anew; a name that is gone is forgotten. `statuses` holds only who answers; `unreachable` who fell silent, and where
-    nobody answers a knock.
+    nobody answers a knock; `doors` who answered it there last.
     """
 
     def __init__(self, changed: Callable[[], None], control: Control = OVER_ZEROMQ) -> None:
@@ -376,6 +375,7 @@ class Links:
         self._knocks: dict[str, asyncio.Task[None]] = {}
         self.statuses: dict[str, Status] = {}
         self.unreachable: set[str] = set()
+        self.doors: dict[str, Door] = {}
 
     def follow(self, endpoints: dict[str, Endpoint]) -> None:
         """Watch exactly these."""
@@ -395,6 +395,7 @@ class Links:
         self._endpoints.pop(name, None)
         self.statuses.pop(name, None)
         self.unreachable.discard(name)
+        self.doors.pop(name, None)
 
     def doubt(self, name: str) -> None:
         """Somebody misses it, or its connection has ended: it is knocked at, unless it is already."""
@@ -456,16 +457,21 @@ class Links:
 
     async def _knock(self, name: str, endpoint: Endpoint) -> None:
         """Until somebody is there, or speaks."""
-        while not await self._control.knock(endpoint):
+        while not (door := await self._control.knock(endpoint)):
             if name not in self.unreachable:
                 self.unreachable.add(name)
+                self.doors.pop(name, None)
                 self.statuses.pop(name, None)
                 self._changed()
             await asyncio.sleep(KNOCK_AGAIN_SECONDS)
             if name in self.statuses:
                 break
-        if name in self.unreachable:
-            self.unreachable.discard(name)
+        is_news = name in self.unreachable
+        self.unreachable.discard(name)
+        if name not in self.statuses:
+            is_news |= self.doors.get(name) != door
+            self.doors[name] = door
+        if is_news:
             self._changed()
 
     def _keep(self, name: str, status: Status | None) -> None:
@@ -474,6 +480,7 @@ class Links:
         if status is not None:
             self.statuses[name] = status
             self.unreachable.discard(name)
+            self.doors.pop(name, None)
         elif before is not None:
             self.doubt(name)
         if (status and news_of(status)) != (before and news_of(before)):

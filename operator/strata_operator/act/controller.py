@@ -28,6 +28,7 @@ from strata_operator.decide.backoff import Backoff
 from strata_operator.decide.ledger import Dealing
 from strata_operator.decide.reconcile import reconcile
 from strata_operator.decide.view import View
+from strata_operator.decide.weighing import weighed
 from strata_operator.errors import InvalidInputError, NotReadyError
 from strata_operator.observe.inventories import Inventories
 from strata_operator.observe.kube import PODS, Kind, Kube
@@ -267,6 +268,7 @@ class Controller:
         view = look.view(deployment, self._dealing.ledger, kept)
         if _is_too_early(view, self._clock.seconds() - kept.since):
             return
+        kept.note_weighed(weighed(view))
         actions = reconcile(view)
         outdated = tuple(DeleteEpoch(number) for number in look.outdated(deployment))
         if not actions and not outdated and is_quiet(view, kept):

@@ -11,8 +11,9 @@ from strata_operator.act.control_client import Links
 from strata_operator.act.order_giving import OrderGiving
 from strata_operator.api import LLMDeploymentStatus
 from strata_operator.decide.backoff import Backoff
-from strata_operator.decide.view import PlanFailure, PlanKey
+from strata_operator.decide.view import Foretold, PlanFailure, PlanKey
 from strata_operator.observe.inventory import Inventory
+from strata_operator.render.records import Weighed
 from strata_planner.contract.acceptance import DraftCounts
 from strata_planner.contract.control import GatewayStatus
 from strata_planner.contract.keys import new_secret
@@ -78,6 +79,8 @@ class Kept:
         self.refusals: dict[str, Refusal] = {}  # by what was to be done
         self.failures: dict[PlanKey, PlanFailure] = {}  # of plans that were not found, the last few
         self.asked: Asked | None = None
+        self.foretold: Foretold | None = None  # what `asked` has found, where it is not taken yet
+        self.weighed: Weighed | None = None  # the last choice since the newest epoch was made
         self.conflicts = Backoff()  # of plans whose devices were gone when they were done
         self.errors = Backoff()  # of looks that ended in an error
         self.generation = -1  # of the spec that they were at
@@ -145,6 +148,11 @@ class Kept:
     def has_no_plan_for(self, wish: str) -> bool:
         """Whether one was looked for, and there is none."""
         return any(each.wish == wish and not each.passing for each in self.failures.values())
+
+    def note_weighed(self, weighed: Weighed | None) -> None:
+        """The first choice tells most: later ones see the same restart with less of it left. Another choice is news."""
+        if weighed is not None and (self.weighed is None or self.weighed.chosen != weighed.chosen):
+            self.weighed = weighed
 
     def note_failure(self, failure: PlanFailure) -> None:
         self.failures.pop(failure.key, None)

@@ -43,6 +43,7 @@ class Question(Value, frozen=True):
     reason: str = ""  # why it is asked, in CamelCase: for logs
     draft_uri: str = ""
     repair: bool = False  # of `running`, before any search
+    only_repair: bool = False  # nothing is searched for where there is none
     hurried: bool = False  # others wait for their plans: a short search, and nothing to compare with
 
 
@@ -104,6 +105,8 @@ def _plan(question: Question) -> Answer:
         request = with_draft_model(request, draft.config, draft.uri)
     if question.repair and question.running and (mended := _repaired(request, question.running, deployment)):
         return Answer(mended.plan, repair=mended.note)
+    if question.only_repair:
+        return Answer(None, "NoRepair", "the slots that are left cannot take over")
     if question.hurried and question.running is None:
         return Answer(make_plan(request, quick=True).plan)
     answer = _best(request, question.running, deployment.spec.replanning.min_gain)

@@ -18,6 +18,7 @@ log = logging.getLogger(__name__)
 
 LOSSES = {
     "NodeLost",
+    "Takeover",
     "Unschedulable",
     "PrepareRefused",
     "PrepareStalled",

@@ -108,6 +108,10 @@ class StageStatus(StatusType):
     """How many layers have how many bits."""
     memory_predicted_bytes: Annotated[int, Field(ge=0)] | None = None
     memory_measured_bytes: Annotated[int, Field(ge=0)] | None = None
+    start_seconds: Annotated[float, Field(ge=0)] | None = None
+    """From the birth of its slot's process until that listened, when it was started last, as it says itself."""
+    load_seconds: Annotated[float, Field(ge=0)] | None = None
+    """That this process took for all layers of the slot, when it loaded first. A restart is expected to take both."""
     ready: bool = False
     restarts: Annotated[int, Field(ge=0)] = 0
     progress: Annotated[int, Field(ge=0)] = 0
@@ -154,6 +158,17 @@ class RepairStatus(StatusType):
     """The share that the best plan found since would gain, less than `replanning.minGain`; absent while it is looked for or was taken."""
 
 
+class ChoiceStatus(StatusType):
+    """Of a slot whose process was gone: whether it was waited for, or the slots that were left took over. Seconds from then on, as predicted."""
+
+    chosen: Text
+    """restart or takeover."""
+    restart_seconds: Annotated[float, Field(ge=0)]
+    """Until the slot serves again: as it took before, or predicted from bytes."""
+    takeover_seconds: Annotated[float, Field(ge=0)]
+    """Until the repaired plan serves."""
+
+
 class Replan(StatusType):
     """Why a new epoch was made and what it cost."""
 
@@ -175,6 +190,8 @@ class Replan(StatusType):
     """Of a better plan: the share that it gains over the one before."""
     repair: RepairStatus | None = None
     """Absent where the plan was searched for."""
+    choice: ChoiceStatus | None = None
+    """Absent where there was none: no slot was lost alone, or no repair was known."""
 
 
 class Exclusion(StatusType):

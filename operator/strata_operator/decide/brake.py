@@ -63,11 +63,17 @@ def is_overdue(view: View, name: str) -> bool:
     return away is not None and view.now - away >= grace
 
 
+def mass_loss(view: View, away: frozenset[str]) -> bool:
+    """Whether so many nodes at once are more than is believed."""
+    most = view.deployment.spec.replanning.max_simultaneous_node_loss
+    return len(away) >= AT_LEAST and len(away) > most * len(view.nodes)
+
+
 def _braked(view: View, unreached: frozenset[str]) -> str:
     away = unreached | {node.name for node in view.nodes.values() if node.away_since}
-    most = view.deployment.spec.replanning.max_simultaneous_node_loss
-    if len(away) < AT_LEAST or len(away) <= most * len(view.nodes):
+    if not mass_loss(view, away):
         return ""
+    most = view.deployment.spec.replanning.max_simultaneous_node_loss
     return (
         f"{len(away)} of {len(view.nodes)} nodes are not Ready, or silent, at once, more than replanning.maxSimultaneousNodeLoss {most:g}: "
         "that counts as a false alarm, and nothing is moved. If they are lost, delete the Node objects or raise the share"

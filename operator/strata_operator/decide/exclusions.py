@@ -20,6 +20,7 @@ FIRST_DELAY, LONGEST_DELAY = timedelta(seconds=10), timedelta(seconds=600)
 PEACE = timedelta(seconds=600)  # so long a deployment serves before its troubles are forgotten
 # A loss is repaired and a wish is tried again sooner: someone waits for it.
 LOST = "NodeLost"
+TAKEN_OVER = "Takeover"  # of slots whose processes would take longer to come back
 LONGEST_DELAYS = {LOST: timedelta(seconds=60), "Created": timedelta(seconds=120), "SpecChanged": timedelta(seconds=120)}
 WISHED = {"Created", "SpecChanged"}  # reasons for epochs that a person gave
 _FEW_ATTEMPTS, _MOST_PLANS = (

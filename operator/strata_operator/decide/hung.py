@@ -12,9 +12,11 @@ from strata_operator.decide.epochs import hung_slots, unheard
 from strata_operator.decide.silence import silent_nodes
 from strata_operator.decide.troubles import STALLED, Trouble, progress
 from strata_operator.decide.view import PodView, View
+from strata_operator.decide.weighing import restart_seconds
 from strata_planner.contract.plan import Stage
 
 HUNG_GRACE_SECONDS = 1  # a process that hangs does not end by itself: the kubelet kills it after so long
+LEAST_SECONDS = 2  # that a slot is silent by the operator's word, whose moments are whole seconds
 # So long before it fell silent its process was there: silence is noticed late, clocks differ.
 SERVED = timedelta(seconds=30)
 
@@ -72,10 +74,20 @@ def stuck(view: View) -> dict[str, str]:
 
 def _fell_silent(view: View, stage: Stage, pod: PodView, accused: Collection[str]) -> bool:
     since = progress(view, stage).since
-    patience = timedelta(seconds=view.deployment.spec.replanning.grace_period_seconds)
+    patience = timedelta(seconds=_patience(view, stage))
     started = pod.started_at if pod.is_running else None
     silence = Silence(since, stage.slot in accused, started, view.nodes[stage.node].ready_since)
     return is_hung(silence, view.now, patience)
+
+
+def _patience(view: View, stage: Stage) -> float:
+    """The owner's bound; less where the kernel of its pod takes connections to a port that nobody reads: that is no partition, and who may go on by
+    itself is waited for as long as a restart would take, so that nobody waits twice as long as was best.
+    """
+    grace = float(view.deployment.spec.replanning.grace_period_seconds)
+    if view.doors.get(stage.slot) != "taken":
+        return grace
+    return min(grace, max(LEAST_SECONDS, restart_seconds(view, stage.slot)))
 
 
 def _nodes_without_another_plan(view: View, found: Iterable[Trouble]) -> frozenset[str]:

@@ -13,6 +13,7 @@ from strata_operator.api.status import (
     MAX_STAGES,
     RECONCILE_ERROR,
     AlternativeStatus,
+    ChoiceStatus,
     Performance,
     PlanStatus,
     RepairStatus,
@@ -26,13 +27,14 @@ from strata_operator.decide.conditions import Outcome, conditions_of, is_serving
 from strata_operator.decide.troubles import progress
 from strata_operator.decide.view import View
 from strata_operator.render.names import gateway_url
-from strata_operator.render.records import ORDERED, EpochRecord, exact_stamp, stamp
+from strata_operator.render.records import ORDERED, EpochRecord, Weighed, exact_stamp, stamp
 from strata_planner.contract.draft_weights import draft_wish
 from strata_planner.contract.formats import BITS_OF_FORMAT
 from strata_planner.contract.plan import NO_SPECULATION, Prediction, Stage
 from strata_planner.replan.repair import RepairNote
 
 NEWS_OF_ACCEPTANCE = 0.05
+CHOSEN = {"restart": "RestartChosen", "takeover": "TakeoverChosen"}
 GOOD_NEWS = {"Planned", "Ready"}
 NEWS = {
     "Inventoried": {"False"},
@@ -80,7 +82,7 @@ def status_of(view: View, outcome: Outcome) -> LLMDeploymentStatus:
 def _stage_status(view: View, stage: Stage) -> StageStatus:
     status = view.seen.slots.get(stage.slot)
     pod = view.pod_of(stage.slot)
-    far = progress(view, stage)
+    far, took = progress(view, stage), _took(view, stage)
     replica = next(replica.replica for replica in view.plan.replicas if stage in replica.stages) if view.plan else 0
     return StageStatus(
         replica=replica,
@@ -92,6 +94,8 @@ def _stage_status(view: View, stage: Stage) -> StageStatus:
         bits={str(bits): count for bits, count in sorted(Counter(stage.bits).items(), reverse=True)},
         memory_predicted_bytes=stage.total_bytes,
         memory_measured_bytes=_grown(view, stage) if status else None,
+        start_seconds=took[0],
+        load_seconds=took[1],
         ready=serves(view, stage),
         restarts=pod.restarts if pod else 0,
         progress=far.reached,
@@ -108,6 +112,16 @@ def _grown(view: View, stage: Stage) -> int | None:
     status = view.seen.slots[stage.slot]
     shadows = status.shadow.held_bytes if status.shadow else 0
     return max(0, status.private_bytes - status.idle_bytes - shadows) if serves(view, stage) else None
+
+
+def _took(view: View, stage: Stage) -> tuple[float | None, float | None]:
+    """Of its slot: start, and load of all its layers. What a process says of other layers is told in proportion; what is away has what it had."""
+    status = view.seen.slots.get(stage.slot)
+    if status is not None and status.took is not None and status.took.layers:
+        own = sum(len(each.bits) for each in view.stages() if each.slot == stage.slot)
+        return status.took.start_seconds, round(status.took.load_seconds * own / status.took.layers, 3)
+    before = next((s for s in view.deployment.status.stages if (s.slot, s.stage) == (stage.slot, stage.stage)), None)
+    return (before.start_seconds, before.load_seconds) if before and before.layers == stage.layers else (None, None)
 
 
 def _shadows(view: View) -> tuple[ShadowStatus, ...]:
@@ -242,6 +256,15 @@ def _replan(record: EpochRecord) -> Replan:
         planned_at=exact_stamp(record.cause.planned) if record.cause.planned else None,
         gain=record.cause.gain,
         repair=_repair(record.cause.repair) if record.cause.repair else None,
+        choice=_choice(record.cause.weighed) if record.cause.weighed else None,
+    )
+
+
+def _choice(weighed: Weighed) -> ChoiceStatus:
+    return ChoiceStatus(
+        chosen=weighed.chosen,
+        restart_seconds=max(0.0, weighed.restart_seconds),
+        takeover_seconds=max(0.0, weighed.takeover_seconds),
     )
 
 
@@ -266,12 +289,23 @@ def _events(old: LLMDeploymentStatus, new: LLMDeploymentStatus) -> tuple[Emit, .
         for replan in new.replans
         if replan.reason == ORDERED and replan.epoch not in known
     )
-    return ordered + tuple(
+    chosen = tuple(
+        Emit("Normal", CHOSEN[replan.choice.chosen], _what_was_chosen(replan, replan.choice))
+        for replan in new.replans
+        if replan.choice is not None and replan.epoch not in known
+    )
+    return ordered + chosen + tuple(
         Emit("Normal" if condition.type in GOOD_NEWS and condition.status == "True" else "Warning",
              condition.reason, f"{condition.type}: {condition.message}")
         for condition in new.conditions
         if condition.status in NEWS.get(condition.type, ()) and _has_changed(before.get(condition.type), condition)
     )  # fmt: skip
+
+
+def _what_was_chosen(replan: Replan, choice: ChoiceStatus) -> str:
+    seconds = f"a restart takes {choice.restart_seconds:g} s, a takeover {choice.takeover_seconds:g} s, as predicted"
+    what = "its process was waited for" if choice.chosen == "restart" else "the slots that were left take over"
+    return f"epoch {replan.epoch}: {'a slot' if replan.node is None else f'the slot on {replan.node}'} was lost: {seconds}: {what}"
 
 
 def _what_was_done(replan: Replan) -> str:

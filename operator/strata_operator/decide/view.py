@@ -4,9 +4,9 @@ Built by the controller, read by `reconcile` and `report`. Pure.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from strata_operator.api import LLMDeployment
 from strata_operator.decide.epochs import Ledger, Observed, reaches_all
@@ -24,9 +24,13 @@ from strata_operator.render.records import EpochRecord, moment
 from strata_operator.render.slots import is_pod_of, pod_label
 from strata_planner.contract.acceptance import DraftCounts
 from strata_planner.contract.plan import Plan, Stage
+from strata_planner.replan.repair import RepairNote
 
 Object = dict[str, Any]
 NONE_DRAFTED = DraftCounts()
+Door = Literal[
+    "taken", "refused", "kubelet", ""
+]  # who answers a knock: a process' own port; a kernel without such a process; its node alone; nobody
 _ENDED = {"Succeeded", "Failed"}  # phases of pods that never run again
 
 
@@ -94,6 +98,14 @@ class PlanFailure:
 
 
 @dataclass(frozen=True, slots=True)
+class Foretold:
+    """The repair that was made for the loss of these nodes, and not taken yet."""
+
+    nodes: frozenset[str]
+    repair: RepairNote
+
+
+@dataclass(frozen=True, slots=True)
 class View:
     """One deployment and all that decides what to do for it now."""
 
@@ -122,6 +134,10 @@ class View:
     unreachable: frozenset[str] = (
         frozenset()
     )  # slots that fell silent, and where nobody answers a knock: neither a kernel nor a kubelet
+    doors: Mapping[str, Door] = field(
+        default_factory=dict
+    )  # of slots that fell silent, who has answered a knock last: "taken", "refused" or "kubelet"
+    foretold: Foretold | None = None
     is_unsaid: bool = False  # `deployment.status` is known here alone: the API server would not take it as it is
 
     @property

@@ -12,10 +12,11 @@ from datetime import datetime, timedelta
 from strata_operator.decide.actions import MakePlan
 from strata_operator.decide.brake import closed, cordoned, losses
 from strata_operator.decide.epochs import CreateEpoch, Step
-from strata_operator.decide.exclusions import LOST, PEACE, Memory
+from strata_operator.decide.exclusions import LOST, PEACE, TAKEN_OVER, Memory
 from strata_operator.decide.silence import unreached_nodes
 from strata_operator.decide.troubles import SILENT, Trouble
 from strata_operator.decide.view import PlanFailure, PlanKey, View
+from strata_operator.decide.weighing import fallen, weighed
 from strata_operator.render.records import moment
 
 STEADY = timedelta(seconds=60)  # so long a node is Ready, and an epoch serves, before a better plan is looked for
@@ -50,14 +51,27 @@ def wanted(view: View, memory: Memory, found: tuple[Trouble, ...], steps: tuple[
 
 
 def foreseen(view: View, memory: Memory) -> MakePlan | None:
-    """The repair of a loss that only the operator knows of so far: it is made while nobody can say yet whether it is wanted."""
+    """The repair of a loss that only the operator knows of so far, or of slots whose processes may be back sooner: it is made while nobody can say yet
+    whether it is wanted.
+    """
     known = losses(view)
     doubted = {name for name in unreached_nodes(view) - set(known.lost) if not view.nodes[name].away_since}
-    if view.newest is None or not view.is_committed or not doubted or known.braked:
+    if view.newest is None or known.braked:
         return None
+    if not doubted or not view.is_committed:
+        return _takeover(view, memory, early=True)
     without = memory.excluded(view.now) | closed(view) | doubted
     margin = view.newest.cause.margin
     return MakePlan(LOST, without, min(doubted), recorded=True, margin=margin, repair=True, early=True)
+
+
+def _takeover(view: View, memory: Memory, *, early: bool) -> MakePlan | None:
+    """The nodes stay in the inventory: what comes back there is of the next better plan."""
+    nodes = fallen(view)
+    if view.newest is None or not nodes:
+        return None
+    wish = MakePlan(TAKEN_OVER, memory.excluded(view.now) | closed(view) | nodes, min(nodes), recorded=True)
+    return replace(wish, margin=view.newest.cause.margin, repair=True, only_repair=True, nodes=nodes, early=early)
 
 
 def _last_failure(view: View, wish: MakePlan) -> PlanFailure | None:
@@ -99,6 +113,8 @@ def _wishes(view: View, memory: Memory, found: tuple[Trouble, ...], steps: tuple
     again = MakePlan("", without, recorded=True, margin=margin)
     if lost:
         yield replace(again, reason=LOST, node=lost[0], repair=True)
+    if (choice := weighed(view)) and choice.chosen == "takeover" and (taken := _takeover(view, memory, early=False)):
+        yield taken
     if view.newest.cause.spec_digest != view.spec_digest:
         yield MakePlan("SpecChanged", without)
     if others := [trouble for trouble in found if trouble.reason != SILENT]:

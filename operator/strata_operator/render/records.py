@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
@@ -18,7 +18,7 @@ from strata_operator.render import epoch_objects, read_epoch
 from strata_operator.render.digest import PLANNED_OF_RUNTIME, PLANNED_PARTS, same_spec
 from strata_operator.render.epoch import Epoch
 from strata_operator.render.names import EPOCH_LABEL
-from strata_planner.contract.values import ContractError, from_json, to_json
+from strata_planner.contract.values import ContractError, Value, from_json, to_json
 from strata_planner.question.cluster import Cluster
 from strata_planner.replan.repair import RepairNote
 
@@ -35,11 +35,20 @@ REPAIR = "strata.dev/repair"
 GAIN = "strata.dev/gain"
 NOTICED = "strata.dev/noticed"
 PLANNED = "strata.dev/planned"
+WEIGHED = "strata.dev/weighed"
 SPEC_FILE = "spec.json"
 ORDERED = "StandingOrder"  # of one that was made while no operator was there
 RENEWED = "SlotLost"  # the reason of an epoch whose plan is that of the last one
 
 Object = dict[str, Any]
+
+
+class Weighed(Value, frozen=True):
+    """What was chosen for a slot whose process was gone, and the seconds that each way would take from then on, as predicted."""
+
+    chosen: Literal["restart", "takeover"]
+    restart_seconds: float
+    takeover_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +68,7 @@ class Cause:
     gain: float | None = None  # of a better plan, over the one before
     noticed: datetime | None = None  # when the wish for this plan was first seen
     planned: datetime | None = None  # when it was made
+    weighed: Weighed | None = None  # of a slot that was lost: what was chosen, restart or takeover
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +134,7 @@ def _told(cause: Cause) -> dict[str, str]:
         GAIN: "" if cause.gain is None else f"{cause.gain:.4f}",
         NOTICED: exact_stamp(cause.noticed) if cause.noticed else "",
         PLANNED: exact_stamp(cause.planned) if cause.planned else "",
+        WEIGHED: to_json(cause.weighed).decode() if cause.weighed else "",
     }
     return {name: text for name, text in notes.items() if text}
 
@@ -162,6 +173,7 @@ def _read(secret: Object, config_map: Object) -> EpochRecord:
         gain=float(notes[GAIN]) if notes.get(GAIN) else None,
         noticed=moment(notes[NOTICED]) if notes.get(NOTICED) else None,
         planned=moment(notes[PLANNED]) if notes.get(PLANNED) else None,
+        weighed=from_json(notes[WEIGHED], Weighed) if notes.get(WEIGHED) else None,
     )
     spec = _read_spec(config_map["data"].get(SPEC_FILE))
     return EpochRecord(epoch, cluster, cause, moment(meta["creationTimestamp"]), spec)

@@ -6,11 +6,9 @@ from rich.table import Table
 
 from strata_planner.contract.formats import BITS_OF_FORMAT
 from strata_planner.contract.plan import Plan
+from strata_planner.contract.rates import READ_BYTES_PER_SECOND
 from strata_planner.contract.shadows import Shadow, kept_bytes
 from strata_planner.units import human_bytes
-
-# Measured by this project (docs/benchmarks.md, `loading`): an any-precision copy that lies in the page cache, on two threads. A disk or a hub is slower.
-READ_BYTES_PER_SECOND = 1.58 * (1 << 30) / 0.74
 
 
 def shadow_table(plan: Plan) -> Table:

@@ -268,6 +268,14 @@ class RoleStats(Value, frozen=True, omit_defaults=True):
     refilled: int = 0  # tokens x layers that were computed again in blocks that had been kept
 
 
+class Took(Value, frozen=True):
+    """Seconds that the process of a slot took from its birth until it listened, and for its first load of so many layers, downloads included."""
+
+    start_seconds: float
+    load_seconds: float
+    layers: int
+
+
 class SlotStatus(Value, frozen=True, tag="slot", omit_defaults=True):
     """The state of a slot. `incarnation` changes when its process is started anew: its roles and KV are gone then. A field at its default is left out,
     for controllers of an earlier release.
@@ -287,6 +295,7 @@ class SlotStatus(Value, frozen=True, tag="slot", omit_defaults=True):
     shadow: ShadowState | None = None  # None: nothing is asked of it
     hung: tuple[HungStep, ...] = ()  # its process is to be ended: nothing else ends such a step
     overdue: tuple[HungStep, ...] = ()  # of roles that lead: the stages behind have not got on, whichever it is
+    took: Took | None = None  # None: it has loaded nothing yet
 
 
 class GatewayStatus(Value, frozen=True, tag="gateway", omit_defaults=True):

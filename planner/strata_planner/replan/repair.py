@@ -18,11 +18,12 @@ from strata_planner.contract.plan import Place, Plan, Prediction, Replica, Stage
 from strata_planner.contract.values import Value
 from strata_planner.errors import InfeasibleError, WorkloadError
 from strata_planner.question.cluster import DeviceGroup
+from strata_planner.question.model import Model
 from strata_planner.question.request import PlanRequest
 from strata_planner.replan.holdings import Movement, holdings, movement
 from strata_planner.replan.repaired import Groups, Repaired, Repairing, Short
 from strata_planner.replan.running import keeps_to, whole_replica
-from strata_planner.replan.shadow_room import shadowed_bytes, still_kept
+from strata_planner.replan.shadow_room import NOTHING_TO_DO, Busiest, busiest, shadowed_bytes, still_kept
 from strata_planner.replan.spans import NEVER_BYTES
 from strata_planner.replan.spares import with_spares
 from strata_planner.replan.steps import Step, steps
@@ -42,6 +43,13 @@ KINDS: tuple[RepairKind, ...] = (
     "withoutReplica",
 )
 _NEVER_LOWERED = 17  # bits
+# Measured by this project (docs/benchmarks.md, `precision_switch`): one layer of Llama-2-7B from 8 to 4 bits, read, swapped and returned.
+_NARROW_SECONDS, _NARROWED_PARAMETERS = 0.0106, 202e6
+
+
+def narrow_seconds(model: Model) -> float:
+    """That a layer takes which gets fewer bits where it lies."""
+    return _NARROW_SECONDS * model.layers[0].linear_parameters / _NARROWED_PARAMETERS
 
 
 @dataclass(frozen=True)
@@ -82,7 +90,8 @@ class Lowered(msgspec.Struct, frozen=True):
 
 class RepairNote(Value, frozen=True, omit_defaults=True):
     """What is kept of a repair beside its plan. `kept_share`: of the value before the loss, by the request's metric. `shadowed_bytes`: of those to be
-    loaded, what the slots that load them keep.
+    loaded, what the slots that load them keep. `read_bytes`, `device_bytes`: of the slot with most to read from files, and to bring to its device.
+    `narrow_seconds`: predicted, of the slot that lowers most bits in place.
     """
 
     kind: RepairKind
@@ -92,6 +101,9 @@ class RepairNote(Value, frozen=True, omit_defaults=True):
     kept_share: float
     milliseconds: float
     shadowed_bytes: int = 0
+    read_bytes: int = 0
+    device_bytes: int = 0
+    narrow_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -111,6 +123,8 @@ class Repair:
     gained: float
     seconds: float
     shadowed_bytes: int = 0
+    busiest: Busiest = NOTHING_TO_DO
+    narrow_seconds: float = 0.0
 
     @property
     def note(self) -> RepairNote:
@@ -122,6 +136,9 @@ class Repair:
             round(max(0.0, 1 + self.gained), 4),
             round(1e3 * self.seconds, 1),
             self.shadowed_bytes,
+            self.busiest.read_bytes,
+            self.busiest.loaded_bytes,
+            round(self.narrow_seconds, 3),
         )
 
     def loss_against(self, fresh: float) -> float:
@@ -153,6 +170,7 @@ def repair(request: PlanRequest, running: Plan, wishes: Takeover | None = None) 
     after = msgspec.structs.replace(plan, replicas=changed)
     plan = msgspec.structs.replace(plan, shadows=still_kept(running, plan, request.model))
     moves = steps(before, after, request.model, serving=False)
+    most = busiest(running, moves)
     return Repair(
         plan=with_objective(request, plan),
         kind=mending.kind,
@@ -164,6 +182,8 @@ def repair(request: PlanRequest, running: Plan, wishes: Takeover | None = None) 
         gained=gain(_served(request, plan), _served(request, running)),
         seconds=time.perf_counter() - started,
         shadowed_bytes=shadowed_bytes(running, moves),
+        busiest=most,
+        narrow_seconds=most.narrowed_layers * narrow_seconds(request.model),
     )
 
 

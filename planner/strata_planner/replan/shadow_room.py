@@ -4,6 +4,7 @@ repaired plan has still a use for.
 Called by `shadows`, which works them out, and by `repair`, which has no time for that.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ from strata_planner.contract.plan import Plan, Stage
 from strata_planner.contract.shadows import Shadow
 from strata_planner.costs.memory import layer_weights_bytes
 from strata_planner.question.model import Model
-from strata_planner.replan.steps import Load, Step
+from strata_planner.replan.steps import Load, Narrow, Step
 
 _PLANES = frozenset(ANY_PRECISION.values())
 _AS_STORED = frozenset({*_PLANES, "any4_a8", *STORED_FORMATS})  # read in as many bits as they are run in
@@ -134,6 +135,33 @@ def shadowed_bytes(plan: Plan, steps: Iterable[Step]) -> int:
         for step in steps
         if isinstance(step, Load) and is_kept(plan.shadows, slots.get(step.place, ""), step)
     )
+
+
+@dataclass(frozen=True)
+class Busiest:
+    """What steps ask of slots that work side by side, each figure of the slot that has most of it: bytes read from files, bytes brought to the device
+    from wherever they lie, layers narrowed in place.
+    """
+
+    read_bytes: int = 0
+    loaded_bytes: int = 0
+    narrowed_layers: int = 0
+
+
+NOTHING_TO_DO = Busiest()
+
+
+def busiest(plan: Plan, steps: Iterable[Step]) -> Busiest:
+    """`plan`: the one before, whose slots keep what its shadows say."""
+    slots = {stage.places: stage.slot for stage in plan.stages}
+    reads, loads, narrows = Counter[object](), Counter[object](), Counter[object]()
+    for step in steps:
+        if isinstance(step, Load):
+            loads[step.place] += step.size_bytes
+            reads[step.place] += step.size_bytes * (not is_kept(plan.shadows, slots.get(step.place, ""), step))
+        elif isinstance(step, Narrow):
+            narrows[step.place] += 1
+    return Busiest(*(max(each.values(), default=0) for each in (reads, loads, narrows)))
 
 
 def is_kept(shadows: Iterable[Shadow], slot: str, load: Load) -> bool:

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -23,6 +24,7 @@ from strata_runtime.loading.warmup import warm_up
 from strata_runtime.logs import set_up_logs
 from strata_runtime.slot.nursery import open_at_start
 from strata_runtime.slot.slot import Slot, SlotOptions
+from strata_runtime.slot.took import age_seconds
 from strata_runtime.stopwatch import Stopwatch
 from strata_runtime.wire.transport import take_all_files
 
@@ -101,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     freeze_imports()
     drop_file_pages()
     try:
-        slot = Slot(options)
+        slot = Slot(replace(options, start_seconds=age_seconds()))
     except InputError as error:
         print(f"strata-slot: {error}", file=sys.stderr)  # noqa: T201  the log may go elsewhere
         return 2

@@ -52,6 +52,7 @@ from strata_runtime.slot.prepare import Held, Loading
 from strata_runtime.slot.room import bytes_beside, is_on_processors, not_held, shadows_beside, usable_bytes
 from strata_runtime.slot.shadowing import Shadowing
 from strata_runtime.slot.switching import Switches
+from strata_runtime.slot.took import FirstLoad
 from strata_runtime.slot.wakeup import Wakeup
 from strata_runtime.stage.handover import Pages
 from strata_runtime.wire.transport import Keys, listen
@@ -76,6 +77,7 @@ class SlotOptions:
     ranks: int = 1  # devices that may share a stage here
     division: Division = UNDIVIDED  # of this machine into devices, where its processors are some
     step_timeout: float = STEP_TIMEOUT_SECONDS  # that a step may always be still; 0: for ever
+    start_seconds: float = 0.0  # that its process has taken until it is made
 
 
 class Slot:
@@ -97,6 +99,7 @@ class Slot:
         self._kept: list[KeptRole] = []  # of roles that have ended, for those of the next epoch
         self._giver: Giver | None = None  # of pages, to other slots
         self._failure = ""
+        self._first_load = FirstLoad(options.start_seconds)
         self._load = Deadline(LOAD_TIMES * options.step_timeout, 0.0)
         self._hung_load: tuple[HungStep, ...] = ()
         self._told: tuple[HungStep, ...] = ()  # of steps that do not get on, as the log has them
@@ -184,6 +187,7 @@ class Slot:
             shadow=self._shadowing.state(fresh=False),
             hung=(self._running.hung if self._running else ()) + self._hung_load,
             overdue=self._running.overdue if self._running else (),
+            took=self._first_load.look(self._loading.state if self._loading else NO_PREPARE, time.monotonic()),
         )
 
     def _answer(self) -> None:

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from strata_operator.act.control_client import Control, Endpoint, Links, knock
+from strata_operator.decide.view import Door
 from strata_planner.contract.control import Status
 from tests.operator.fakes import FakeSlot
 
@@ -41,8 +42,8 @@ async def silent() -> AsyncIterator[int]:
 
 async def test_who_takes_or_refuses_a_connection_is_there() -> None:
     with socket.create_server((HOST, 0)) as there:
-        assert await knock(Endpoint(HOST, there.getsockname()[1], ""))
-    assert await knock(Endpoint(HOST, refusing(), ""))
+        assert await knock(Endpoint(HOST, there.getsockname()[1], "")) == "taken"
+    assert await knock(Endpoint(HOST, refusing(), "")) == "refused"
 
 
 async def test_of_a_kubelet_only_itself_counts() -> None:
@@ -51,10 +52,10 @@ async def test_of_a_kubelet_only_itself_counts() -> None:
         assert not await knock(Endpoint(HOST, port, ""))
         assert not await knock(Endpoint(HOST, port, "", (HOST, refusing())))
         with socket.create_server((HOST, 0)) as kubelet:
-            assert await knock(Endpoint(HOST, port, "", (HOST, kubelet.getsockname()[1])))
+            assert await knock(Endpoint(HOST, port, "", (HOST, kubelet.getsockname()[1]))) == "kubelet"
 
 
-class Door:
+class Slot:
     """A process of which a watch tells `told`, and then nothing; `answers`: to knocks."""
 
     def __init__(self, *told: Status | None) -> None:
@@ -69,10 +70,10 @@ class Door:
         self.heard.set()
         await asyncio.Event().wait()
 
-    async def knock(self, _: Endpoint) -> bool:
+    async def knock(self, _: Endpoint) -> Door:
         self.knocks += 1
         self.knocked.set()
-        return self.answers
+        return "taken" if self.answers else ""
 
     async def ask(self, *_: object) -> Status:
         await asyncio.Event().wait()
@@ -80,7 +81,7 @@ class Door:
 
 
 @asynccontextmanager
-async def followed(door: Door) -> AsyncIterator[tuple[Links, asyncio.Event]]:
+async def followed(door: Slot) -> AsyncIterator[tuple[Links, asyncio.Event]]:
     changed = asyncio.Event()
     links = Links(changed.set, Control(door.ask, door.watch, door.knock))
     links.follow({"a": Endpoint(HOST, 1, "")})
@@ -94,7 +95,7 @@ async def followed(door: Door) -> AsyncIterator[tuple[Links, asyncio.Event]]:
 
 @pytest.mark.parametrize("broken", [True, False], ids=["its connection ends", "others miss it"])
 async def test_who_answers_no_knock_is_unreachable_at_once(broken: bool) -> None:  # noqa: FBT001
-    door = Door(FakeSlot("a").status())
+    door = Slot(FakeSlot("a").status())
     async with followed(door) as (links, changed):
         door.answers = False
         door.breaks() if broken else links.doubt("a")
@@ -103,7 +104,7 @@ async def test_who_answers_no_knock_is_unreachable_at_once(broken: bool) -> None
 
 
 async def test_who_answers_a_knock_is_waited_for() -> None:
-    door = Door(FakeSlot("a").status())
+    door = Slot(FakeSlot("a").status())
     async with followed(door) as (links, _):
         door.breaks()
         links.doubt("a")  # who is knocked at already is not knocked at twice
@@ -113,7 +114,7 @@ async def test_who_answers_a_knock_is_waited_for() -> None:
 
 
 async def test_who_falls_silent_is_knocked_at_and_forgotten_with_its_name() -> None:
-    door = Door(FakeSlot("a").status(), None)
+    door = Slot(FakeSlot("a").status(), None)
     door.answers = False
     async with followed(door) as (links, changed):
         while not links.unreachable:
@@ -123,7 +124,7 @@ async def test_who_falls_silent_is_knocked_at_and_forgotten_with_its_name() -> N
 
 
 async def test_who_speaks_again_is_reachable(monkeypatch: pytest.MonkeyPatch) -> None:
-    door = Door(FakeSlot("a").status())
+    door = Slot(FakeSlot("a").status())
     monkeypatch.setattr("strata_operator.act.control_client.KNOCK_AGAIN_SECONDS", 0.0)
     async with followed(door) as (links, changed):
         door.answers = False
@@ -136,7 +137,7 @@ async def test_who_speaks_again_is_reachable(monkeypatch: pytest.MonkeyPatch) ->
 
 
 async def test_nobody_is_asked_for_long_where_nobody_is() -> None:
-    door = Door(FakeSlot("a").status())
+    door = Slot(FakeSlot("a").status())
     async with followed(door) as (links, _):
         door.answers = False
         assert not await links.all_answer(["a"], timeout_seconds=3600)

@@ -6,7 +6,7 @@ import pytest
 
 from strata_operator.decide.hung import HUNG_GRACE_SECONDS, Silence, is_hung
 from strata_operator.render.records import moment
-from strata_planner.contract.control import HungStep
+from strata_planner.contract.control import HungStep, Took
 from tests.operator.world import AWorld, World
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -52,6 +52,16 @@ def served(serving: World) -> World:
     return serving
 
 
+def takes(world: World, seconds: float) -> None:
+    """A start and a load, of every slot, as it says itself."""
+    for pod in world.cluster.pods_of("chat"):
+        slot = world.cluster.slot_of(pod)
+        assert slot is not None
+        slot.took = Took(0, seconds, slot.prepare.layers_total)
+    world.cluster.told()
+    world.looks(2, every=1)
+
+
 def ended(world: World) -> list[dict[str, object]]:
     """What came with each request that a pod be ended."""
     asked = [each for each in world.cluster.requests if each.method == "DELETE" and "/pods/" in each.path]
@@ -74,6 +84,7 @@ def test_a_slot_that_hangs_is_started_anew_after_the_grace_period(served: World,
 
 
 def test_how_long_a_slot_is_waited_for_is_the_grace_period(served: World) -> None:
+    takes(served, 600)
     served.edit(replanning={"gracePeriodSeconds": 120})
     served.cluster.hang(served.cluster.pods_on("b")[0])
     served.passes(110)
@@ -82,7 +93,23 @@ def test_how_long_a_slot_is_waited_for_is_the_grace_period(served: World) -> Non
     assert len(ended(served)) == 1
 
 
+@pytest.mark.parametrize(("seconds", "grace", "ends"), [(0, 120, 2), (30, 120, 30), (300, 60, 60), (300, 3, 3)])
+def test_who_is_stopped_is_waited_for_as_long_as_its_restart_takes(
+    served: World, seconds: float, grace: int, ends: float
+) -> None:
+    """And never for longer than its owner lets."""
+    takes(served, seconds)
+    served.edit(replanning={"gracePeriodSeconds": grace})
+    served.cluster.hang(served.cluster.pods_on("b")[0])
+    if ends > 5:
+        served.passes(ends - 5, every=1)
+        assert not ended(served)
+    served.passes(10, every=1)
+    assert len(ended(served)) == 1
+
+
 def test_since_when_it_is_silent_outlasts_the_operator(served: World) -> None:
+    takes(served, 600)
     served.edit(replanning={"gracePeriodSeconds": 60})
     served.cluster.hang(served.cluster.pods_on("b")[0])
     served.passes(40)
