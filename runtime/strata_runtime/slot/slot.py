@@ -10,7 +10,7 @@ import secrets
 import socket as sockets
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -43,6 +43,7 @@ from strata_runtime.errors import InputError, reason_of
 from strata_runtime.slot.binding import Binding
 from strata_runtime.slot.deadline import LOAD_TIMES, Deadline
 from strata_runtime.slot.epoch import LoadedRole, Place, PreparedEpoch, RunningEpoch, changed_roles
+from strata_runtime.slot.finishing import Finishing
 from strata_runtime.slot.giver import Giver
 from strata_runtime.slot.kept_pages import KeptRole, leaving
 from strata_runtime.slot.memory import MemoryMeter, private_bytes
@@ -60,7 +61,6 @@ log = logging.getLogger(__name__)
 
 # Between looks at what nothing tells of by itself: steps that do not get on, links that never came about.
 LOOP_MILLISECONDS = 250
-FINISH_SECONDS = 1.0  # that a commit waits for steps under way: what they are worth is computed again after it
 NO_PREPARE = PrepareState(epoch=0, phase="none")
 
 
@@ -77,15 +77,6 @@ class SlotOptions:
     ranks: int = 1  # devices that may share a stage here
     division: Division = UNDIVIDED  # of this machine into devices, where its processors are some
     step_timeout: float = STEP_TIMEOUT_SECONDS  # that a step may always be still; 0: for ever
-
-
-@dataclass(frozen=True, slots=True)
-class Finishing:
-    """A commit that waits for the steps under way of roles that end. `asking`: who gets the status behind it."""
-
-    epoch: int
-    until: float
-    asking: set[bytes] = field(default_factory=set)
 
 
 class Slot:
@@ -311,7 +302,7 @@ class Slot:
         current = self._running.epoch if self._running else 0
         if self._prepared_for(epoch) is not None and epoch > current:
             if self._finishing is None or self._finishing.epoch != epoch:
-                self._finishing = Finishing(epoch, time.monotonic() + FINISH_SECONDS)
+                self._finishing = Finishing(epoch)
             self._finish()
 
     def _prepared_for(self, epoch: int) -> tuple[Loading, PreparedEpoch, Prepare] | None:
@@ -328,8 +319,7 @@ class Slot:
         if finishing is None or not ready:
             return
         ending = self._running.ending(ready[2]) if self._running else ()
-        over = [role.finish() for role in ending]
-        if now or all(over) or time.monotonic() > finishing.until:
+        if now or finishing.is_over(ending):
             self._finishing = None
             self._switch(*ready)
             for identity in finishing.asking:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from strata_planner.contract.frames import Segment
-from strata_runtime.slot import slot
+from strata_runtime.slot import finishing
 from strata_runtime.stage.sampler import Sampler
 from tests.runtime.slot.harness import PipelineHarness
 from tests.runtime.slot.streams import Streams, asked, drained, plan_of, undisturbed, with_layers
@@ -28,7 +28,7 @@ def sampled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return tokens
 
     monkeypatch.setattr(Sampler, "sample", sample)
-    monkeypatch.setattr(slot, "FINISH_SECONDS", NEVER_SECONDS)
+    monkeypatch.setattr(finishing, "FINISH_SECONDS", NEVER_SECONDS)
     return counts
 
 
@@ -61,7 +61,7 @@ def test_nobody_waits_for_steps_that_a_lost_slot_was_to_compute(
     tiny_llama: Path, monkeypatch: pytest.MonkeyPatch, lost: str
 ) -> None:
     """Also who is no neighbour of it."""
-    monkeypatch.setattr(slot, "FINISH_SECONDS", NEVER_SECONDS)
+    monkeypatch.setattr(finishing, "FINISH_SECONDS", NEVER_SECONDS)
     streams = Streams(asked(1))
     with PipelineHarness("abcd") as pipeline:
         leader = pipeline.serve(with_layers(plan_of(tiny_llama, "abcd", log=False), 0, 2, 4, 5))
