@@ -390,7 +390,10 @@ class Scheduler:
         return [self._advance(sequence, length)]
 
     def _prefill_segments(self, budget: int, most: int) -> list[tuple[Sequence, Segment]]:
-        """Chunks of prompts: the first in rank has its part, what is left goes to those that need least."""
+        """Chunks of prompts: the first in rank has its part, what is left goes to those that need least, of equal ones to who was sent here first.
+
+        So after a change of epoch, where all need one token, that is who waits longest: gateways send those first.
+        """
         whole = self._whole()
         if budget <= 0 or not whole:
             return []
@@ -399,7 +402,8 @@ class Scheduler:
         size = self.limits.page_tokens
         kept = part_of_the_oldest(oldest, budget, size)
         budget -= kept
-        for sequence in prompts_of_a_step(whole, most):
+        others = sorted(whole[1:], key=lambda each: (each.priority, each.sequence))
+        for sequence in prompts_of_a_step([oldest, *others], most):
             self._use(sequence, list(self._found(sequence)))
             if self.lacks(sequence):
                 continue

@@ -457,6 +457,15 @@ def test_of_equal_priority_the_earliest_deadline_goes_first() -> None:
         engine.submit(submit("never", prompt(0, 4), 4, deadline=math.nan))
 
 
+def test_of_prompts_that_need_as_little_the_first_in_rank_goes_first_and_then_who_was_sent_first() -> None:
+    engine = Engine(limits(stages=1, step=3, prefill=8, page_budget=64))
+    for number, deadline in enumerate([9.0, 8.0, 7.0, 6.0]):
+        engine.submit(submit(f"r{number}", prompt(number, 1), 4, deadline=deadline))
+    step = engine.next_step()
+    assert step is not None
+    assert sorted(engine.requests_of([each.sequence for each in step.segments])) == ["r0", "r1", "r3"]
+
+
 def test_a_higher_priority_goes_first() -> None:
     engine = Engine(limits(page_budget=8, sharing=0))
     for number, priority in enumerate([0, 0, -1]):
