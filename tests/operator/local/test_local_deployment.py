@@ -299,8 +299,7 @@ async def test_a_start_that_nobody_waits_for_any_more_hurts_nothing(tmp_path: Pa
     started = tmp_path / "child.log"
     await launcher.spawn("tests.operator.fake_slot_process", [], started, {})
     starting = asyncio.create_task(launcher.spawn("tests.operator.fake_slot_process", [], started, {}))
-    while not launcher._starting:
-        await asyncio.sleep(0)
+    await until(lambda: bool(launcher._starting))
     starting.cancel()
     await launcher.close()
 
