@@ -19,6 +19,7 @@ class Prompt:
         return self.length - self.computed
 
 
+@example(length=50, begun=32, budget=10, page=16)  # the second chunk takes what is left of the prompt, behind the block
 @given(
     length=st.integers(1, 100), begun=st.integers(0, 99), budget=st.integers(1, 40), page=st.sampled_from([1, 8, 16])
 )
@@ -36,6 +37,7 @@ def test_a_prompt_is_cut_into_as_few_steps_as_there_must_be_and_into_equal_ones(
         assert 0 < chunks[-1] <= budget
         prompt.computed += chunks[-1]
     assert prompt.remaining == 0 or prompt.computed % page == 0
+    chunks[-1] -= sum(chunks) - left  # what ends the prompt with it lies behind the block
     if budget < left:
         assert len(chunks) == -(-left // budget)
         chunks[-1] -= sum(chunks) - left
