@@ -10,7 +10,9 @@ from strata_runtime.gateway.routing.suspicion import MOST_FAILED_STEPS
 from strata_runtime.stage.executor import Answered, Passed
 from tests.chain.arithmetic import Executor
 from tests.chain.client import Client
+from tests.chain.cluster import NAME
 from tests.chain.world import ChainWorld
+from tests.operator.cluster_model import status_of
 
 A_REPLICA = ("chat-c-0", "chat-d-0")
 GATEWAY = "chat-gateway-x"
@@ -123,7 +125,7 @@ def test_a_slot_that_is_stopped_after_it_has_served_is_started_anew(world: Chain
     world.stop("chat-b-0", stopped=True)
     world.settle()
     assert world.cluster.slots()["chat-b-0"] is not before
-    assert {planned.reason for planned in world.planner.plans} == {"Created"}
+    assert {replan.reason for replan in status_of(world.cluster, NAME).replans} == {"SlotLost"}
     assert all(client.got == client.wanted for client in world.clients)
 
 
@@ -137,7 +139,7 @@ def test_a_step_that_hangs_is_noticed_and_its_slot_started_anew(world: ChainWorl
     world.settle()
     after = world.cluster.slots()
     assert {name for name in before if after[name] is not before[name]} == {pod}
-    assert {planned.reason for planned in world.planner.plans} == {"Created"}
+    assert {replan.reason for replan in status_of(world.cluster, NAME).replans} == {"SlotLost"}
     assert all(client.got == client.wanted for client in world.clients)
 
 

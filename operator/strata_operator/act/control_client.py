@@ -346,6 +346,9 @@ def _socket(context: "zmq.Context[Any]", endpoint: Endpoint) -> Any:
     socket.heartbeat_timeout = int(HEART_STOPPED_SECONDS * 1000)
     socket.reconnect_ivl = 50  # milliseconds: a process that starts again is found at once
     socket.reconnect_ivl_max = 500
+    socket.connect_timeout = (
+        1500  # milliseconds: a kernel tries again ever more seldom, and a cut may be mended any time
+    )
     return socket
 
 

@@ -11,7 +11,7 @@ from strata_operator.act.control_client import Links
 from strata_operator.act.order_giving import OrderGiving
 from strata_operator.api import LLMDeploymentStatus
 from strata_operator.decide.backoff import Backoff
-from strata_operator.decide.view import Foretold, PlanFailure, PlanKey
+from strata_operator.decide.view import Foretold, Knocked, PlanFailure, PlanKey
 from strata_operator.observe.inventory import Inventory
 from strata_operator.render.records import Weighed
 from strata_planner.contract.acceptance import DraftCounts
@@ -79,6 +79,7 @@ class Kept:
         self.refusals: dict[str, Refusal] = {}  # by what was to be done
         self.failures: dict[PlanKey, PlanFailure] = {}  # of plans that were not found, the last few
         self.asked: Asked | None = None
+        self._knocked: dict[str, Knocked] = {}
         self.foretold: Foretold | None = None  # what `asked` has found, where it is not taken yet
         self.weighed: Weighed | None = None  # the last choice since the newest epoch was made
         self.conflicts = Backoff()  # of plans whose devices were gone when they were done
@@ -148,6 +149,13 @@ class Kept:
     def has_no_plan_for(self, wish: str) -> bool:
         """Whether one was looked for, and there is none."""
         return any(each.wish == wish and not each.passing for each in self.failures.values())
+
+    def knocked(self, now: datetime) -> dict[str, Knocked]:
+        """Who answers knocks, each as long as looks have found the same: every change leads to one."""
+        before, doors = self._knocked, self.links.doors
+        same = {name for name, door in doors.items() if name in before and before[name].door == door}
+        self._knocked = {name: before[name] if name in same else Knocked(door, now) for name, door in doors.items()}
+        return self._knocked
 
     def note_weighed(self, weighed: Weighed | None) -> None:
         """The first choice tells most: later ones see the same restart with less of it left. Another choice is news."""

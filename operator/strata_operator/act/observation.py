@@ -138,7 +138,7 @@ class Look:
             drafted=kept.drafts.take(gateway, number, plan.speculation if plan else NO_SPECULATION),
             is_unsaid=kept.is_to_be_said(seconds),
             unreachable=frozenset(kept.links.unreachable),
-            doors=dict(kept.links.doors),
+            knocked=kept.knocked(self.clock.now()),
             foretold=kept.foretold,
         )
         for slot in suspects(view):

@@ -5,7 +5,7 @@ Called by reconcile, which ends their pods. Pure.
 """
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from strata_operator.decide.epochs import hung_slots, unheard
@@ -16,7 +16,7 @@ from strata_operator.decide.weighing import restart_seconds
 from strata_planner.contract.plan import Stage
 
 HUNG_GRACE_SECONDS = 1  # a process that hangs does not end by itself: the kubelet kills it after so long
-LEAST_SECONDS = 2  # that a slot is silent by the operator's word, whose moments are whole seconds
+LEAST_SECONDS = 2  # of silence where knocks are taken: a connection is made anew within these
 # So long before it fell silent its process was there: silence is noticed late, clocks differ.
 SERVED = timedelta(seconds=30)
 
@@ -30,15 +30,15 @@ class Silence:
     since: datetime
     is_accused: bool  # another slot of its replica, or every gateway, has lost it too
     started: datetime | None
-    node_ready: datetime | None = (
-        None  # since when its node is: what was lost with it is only starting, and its kubelet says so late
+    reached: datetime | None = (
+        None  # since when it could be heard again: before that its node, or the way there, was away
     )
 
 
 def is_hung(silence: Silence, now: datetime, patience: timedelta) -> bool:
     """Whether a process that has served is heard by nobody for so long. One that was started since is only starting."""
     served = silence.started is not None and silence.since - silence.started >= SERVED
-    waited = now - max(silence.since, silence.node_ready or silence.since)
+    waited = now - max(silence.since, silence.reached or silence.since)
     return served and silence.is_accused and waited >= patience
 
 
@@ -73,21 +73,19 @@ def stuck(view: View) -> dict[str, str]:
 
 
 def _fell_silent(view: View, stage: Stage, pod: PodView, accused: Collection[str]) -> bool:
-    since = progress(view, stage).since
-    patience = timedelta(seconds=_patience(view, stage))
+    """For the owner's bound; for less where the kernel of its pod takes connections to a port that nobody reads: that is no partition, and who may go on
+    by itself is waited for as long as a restart would take, so that nobody waits twice as long as was best. The way there may only just be whole again,
+    and its own connection is made anew: so it counts from the first knock that is taken on.
+    """
+    since, knocked = progress(view, stage).since, view.knocked.get(stage.slot)
     started = pod.started_at if pod.is_running else None
     silence = Silence(since, stage.slot in accused, started, view.nodes[stage.node].ready_since)
-    return is_hung(silence, view.now, patience)
-
-
-def _patience(view: View, stage: Stage) -> float:
-    """The owner's bound; less where the kernel of its pod takes connections to a port that nobody reads: that is no partition, and who may go on by
-    itself is waited for as long as a restart would take, so that nobody waits twice as long as was best.
-    """
-    grace = float(view.deployment.spec.replanning.grace_period_seconds)
-    if view.doors.get(stage.slot) != "taken":
-        return grace
-    return min(grace, max(LEAST_SECONDS, restart_seconds(view, stage.slot)))
+    if is_hung(silence, view.now, timedelta(seconds=view.deployment.spec.replanning.grace_period_seconds)):
+        return True
+    if knocked is None or knocked.door != "taken":
+        return False
+    deaf = replace(silence, reached=max(knocked.since, silence.reached or knocked.since))
+    return is_hung(deaf, view.now, timedelta(seconds=max(LEAST_SECONDS, restart_seconds(view, stage.slot))))
 
 
 def _nodes_without_another_plan(view: View, found: Iterable[Trouble]) -> frozenset[str]:

@@ -28,9 +28,8 @@ from strata_planner.replan.repair import RepairNote
 
 Object = dict[str, Any]
 NONE_DRAFTED = DraftCounts()
-Door = Literal[
-    "taken", "refused", "kubelet", ""
-]  # who answers a knock: a process' own port; a kernel without such a process; its node alone; nobody
+# Who answers a knock: a process' own port; a kernel without such a process; its node alone; nobody.
+Door = Literal["taken", "refused", "kubelet", ""]
 _ENDED = {"Succeeded", "Failed"}  # phases of pods that never run again
 
 
@@ -98,6 +97,14 @@ class PlanFailure:
 
 
 @dataclass(frozen=True, slots=True)
+class Knocked:
+    """Who answers knocks at a slot that fell silent, and since when the same one has."""
+
+    door: Door
+    since: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class Foretold:
     """The repair that was made for the loss of these nodes, and not taken yet."""
 
@@ -134,9 +141,7 @@ class View:
     unreachable: frozenset[str] = (
         frozenset()
     )  # slots that fell silent, and where nobody answers a knock: neither a kernel nor a kubelet
-    doors: Mapping[str, Door] = field(
-        default_factory=dict
-    )  # of slots that fell silent, who has answered a knock last: "taken", "refused" or "kubelet"
+    knocked: Mapping[str, Knocked] = field(default_factory=dict)  # at slots that fell silent, where anybody answers
     foretold: Foretold | None = None
     is_unsaid: bool = False  # `deployment.status` is known here alone: the API server would not take it as it is
 

@@ -74,11 +74,12 @@ def _is_down(view: View, stage: Stage, missed: set[str]) -> bool:
     node, pod = view.nodes.get(stage.node), view.pod_of(stage.slot)
     if node is None or node.away_since:
         return False
-    if view.newest and view.answers(stage.slot):
-        return is_renewing(view) and not holds(view.newest.epoch, view.seen.slots[stage.slot])
+    if view.newest and (status := view.seen.slots.get(stage.slot)):
+        return is_renewing(view) and not status.committed_epoch and not holds(view.newest.epoch, status)
     if pod is None or pod.is_ending or not pod.is_running or pod.started_at is None:
         return True
-    return (stage.slot in missed or is_renewing(view)) and view.doors.get(stage.slot) == "refused"
+    knocked = view.knocked.get(stage.slot)
+    return (stage.slot in missed or is_renewing(view)) and knocked is not None and knocked.door == "refused"
 
 
 def _rest(view: View, stage: Stage) -> float:

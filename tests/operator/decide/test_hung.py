@@ -31,10 +31,10 @@ def ago(seconds: float) -> datetime:
         pytest.param(Silence(ago(60), is_accused=True, started=ago(-9)), 5, False, id="its node's clock is ahead"),
         pytest.param(Silence(ago(999), is_accused=True, started=None), 5, False, id="nobody knows since when it runs"),
         pytest.param(
-            Silence(ago(99), is_accused=True, started=ago(600), node_ready=ago(4)), 5, False, id="its node was away"
+            Silence(ago(99), is_accused=True, started=ago(600), reached=ago(4)), 5, False, id="its node was away"
         ),
         pytest.param(
-            Silence(ago(99), is_accused=True, started=ago(600), node_ready=ago(5)), 5, True, id="its node is back"
+            Silence(ago(99), is_accused=True, started=ago(600), reached=ago(5)), 5, True, id="its node is back"
         ),
         pytest.param(
             Silence(ago(-3), is_accused=True, started=ago(600)), 5, False, id="the operator's clock went back"
