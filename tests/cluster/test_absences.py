@@ -1,4 +1,4 @@
-"""Losses while who would mend them is away: the operator, or the API server. And a drain, under a stream as all of these.
+"""Losses while who would mend them is away: the operator, the API server, or the slot itself. And a drain, under a stream as all of these.
 
 One deployment with standing orders, in the order of this file, each test leaving it Ready for the next. Texts are compared with what the same
 request got before anything went wrong.
@@ -11,7 +11,8 @@ import signal
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -135,6 +136,65 @@ def test_a_loss_while_the_api_server_is_away_is_mended_when_it_is_back(
     assert streamed(chat) == expected
 
 
+def test_a_slot_that_is_back_soon_is_waited_for(chat: Deployed, expected: str) -> None:
+    """The smallest model: whoever took over would still be searching for the better plan when it is back."""
+    before, steps = chat.get()["status"], Steps("kill -9 of a slot that could be taken over")
+    slot = before["stages"][-1]["slot"]
+    assert streamed(chat, lambda: os.kill(process_of(slot), signal.SIGKILL)) == expected
+    status = chat.wait(lambda now: is_ready_after(now, before), "Ready again")
+    steps.mark("Ready")
+    replan = next(each for each in status["replans"] if each["epoch"] > before["committedEpoch"])
+    assert (replan["reason"], replan["choice"]["chosen"]) == ("SlotLost", "restart")
+    tell(steps, replan["choice"])
+    stage = next(each for each in status["stages"] if each["slot"] == slot)
+    steps.happened("its own start", timedelta(seconds=stage["startSeconds"]))
+    steps.happened("its own load", timedelta(seconds=stage["loadSeconds"]))
+
+
+def test_a_slot_that_does_not_come_back_is_taken_over(chat: Deployed, expected: str) -> None:
+    """Its kubelet waits longer and longer before it starts the container again. Its node is Ready all the time."""
+    before, steps = chat.get()["status"], Steps("a slot that ends whenever it starts")
+    lost = before["stages"][-1]
+    with ever_ending(lost["slot"]) as begin:
+        assert streamed(chat, begin) == expected
+        steps.mark("stream complete")
+        status = chat.wait(lambda now: is_ready_after(now, before), "Ready without it")
+    replan = next(each for each in status["replans"] if each.get("choice", {}).get("chosen") == "takeover")
+    assert (replan["reason"], replan["node"]) == ("Takeover", lost["node"])
+    tell(steps, replan["choice"])
+    assert not status.get("exclusions")
+    assert "TakeoverChosen" in {event["reason"] for event in chat.events()}
+
+
+def tell(steps: Steps, choice: Status) -> None:
+    for way in ("restart", "takeover"):
+        steps.happened(f"a {way}, as predicted", timedelta(seconds=choice[f"{way}Seconds"]))
+
+
+def is_ready_after(status: Status, before: Status) -> bool:
+    return bool(status["phase"] == "Ready" and status["committedEpoch"] > before["committedEpoch"])
+
+
+@contextmanager
+def ever_ending(slot: str) -> Iterator[Callable[[], None]]:
+    """What begins it: from then on its process is killed whenever there is one."""
+    over = threading.Event()
+
+    def kills() -> None:
+        while not over.wait(0.2):
+            for process in processes_of(slot):
+                with suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
+
+    thread = threading.Thread(target=kills)
+    try:
+        yield thread.start
+    finally:
+        over.set()
+        if thread.is_alive():
+            thread.join()
+
+
 @contextmanager
 def without(operator: OperatorRelease) -> Iterator[None]:
     operator.scale(0)
@@ -209,10 +269,14 @@ def carried_out(chat: Deployed) -> float:
 
 def process_of(slot: str) -> int:
     """The one process here that runs this slot."""
+    (found,) = processes_of(slot)
+    return found
+
+
+def processes_of(slot: str) -> list[int]:
     with os.scandir("/proc") as entries:
         numbers = [int(each.name) for each in entries if each.name.isdigit()]
-    (found,) = (number for number in numbers if f"slot\0--name\0{slot}\0" in command_of(number))
-    return found
+    return [number for number in numbers if f"slot\0--name\0{slot}\0" in command_of(number)]
 
 
 def command_of(process: int) -> str:
