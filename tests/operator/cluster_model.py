@@ -39,6 +39,9 @@ class Faults:
     no_place: set[str] = field(default_factory=set)
     out_of_memory: set[str] = field(default_factory=set)
     unreachable: set[str] = field(default_factory=set)  # from the operator: between each other they speak
+    deaf: set[str] = field(
+        default_factory=set
+    )  # to the operator, whose connections are made anew; their kernels answer
     mute: set[str] = field(default_factory=set)  # they do what they are told, and their answer is lost
     stuck: set[str] = field(default_factory=set)  # pods, by name: their kubelet gets no further
     pruned: set[str] = field(default_factory=set)  # fields of status, by an admission webhook
@@ -320,6 +323,13 @@ class Kubernetes(FakeApi):
         process = self.processes.pop(pod["metadata"]["uid"], None)
         if process and isinstance(process.speaks, FakeSlot):
             self._is_missed(pod, process.speaks)
+
+    def cut_off(self, node: str) -> None:
+        """From everybody; its processes live on."""
+        self.faults.unreachable.add(node)
+        for pod in self.pods_on(node):
+            if slot := self.slot_of(pod):
+                self._is_missed(pod, slot)
 
     def _is_missed(self, pod: Object, lost: FakeSlot) -> None:
         """The others of its epoch, and the gateway, see their connections close."""

@@ -170,7 +170,8 @@ class ModelControl:
         pod = next(pods, None)
         process = self._cluster.processes.get(pod["metadata"]["uid"]) if pod else None
         node = str(pod["spec"].get("nodeName", "")) if pod else ""
-        if process is None or process.key != endpoint.secret or node in self._cluster.faults.unreachable:
+        faults = self._cluster.faults
+        if process is None or process.key != endpoint.secret or node in faults.unreachable | faults.deaf:
             return None, node
         if pod is not None and self._cluster.is_stopped(pod):
             return None, node

@@ -19,12 +19,16 @@ class FirstLoad:
         self._took: Took | None = None
 
     def look(self, state: PrepareState, now: float) -> Took | None:
-        """None until something has been loaded. `now`: seconds of any clock."""
-        if self._took is None and state.layers_total:
-            if self._began is None:
-                self._began = now
-            if state.phase == "prepared":
-                self._took = Took(round(self._start_seconds, 3), round(now - self._began, 3), state.layers_total)
+        """None until something has been loaded. `now`: seconds of any clock. One that takes the place of another goes on from what that has loaded."""
+        if self._took is not None:
+            return self._took
+        if state.phase not in ("loading", "prepared"):
+            self._began = None
+            return None
+        if self._began is None:
+            self._began = now
+        if state.phase == "prepared":
+            self._took = Took(round(self._start_seconds, 3), round(now - self._began, 3), state.layers_total)
         return self._took
 
 

@@ -108,6 +108,22 @@ def test_who_is_stopped_is_waited_for_as_long_as_its_restart_takes(
     assert len(ended(served)) == 1
 
 
+def test_who_was_cut_off_has_time_to_speak_once_the_way_there_is_whole(served: World) -> None:
+    """Two at once count as a false alarm. Their kernels take knocks a moment before their own connections are made anew."""
+    takes(served, 3)
+    served.edit(replanning={"gracePeriodSeconds": 300, "maxSimultaneousNodeLoss": 0.4})
+    for node in ("a", "b"):
+        served.cluster.cut_off(node)
+    served.looks(40, every=1)
+    served.cluster.faults.unreachable.clear()
+    served.cluster.faults.deaf.update(("a", "b"))
+    served.looks(2, every=1)
+    served.cluster.faults.deaf.clear()
+    served.passes(10, every=1)
+    assert not ended(served)
+    assert (served.status.phase, served.nodes()) == ("Ready", ["a", "b"])
+
+
 def test_since_when_it_is_silent_outlasts_the_operator(served: World) -> None:
     takes(served, 600)
     served.edit(replanning={"gracePeriodSeconds": 60})

@@ -67,6 +67,17 @@ def test_who_is_back_sooner_is_waited_for(repaired: World) -> None:
     assert choices(repaired) == [("SlotLost", "restart")]
 
 
+def test_who_only_forms_anew_what_it_holds_is_not_away(repaired: World) -> None:
+    """The other one of its replica was started again, and loads sooner than this one lets go of its steps."""
+    takes(repaired, 0.3)
+    repaired.cluster.faults.hangs.add("a")
+    repaired.cluster.end(repaired.cluster.pods_on("b")[0])
+    repaired.looks(60, every=0.5)
+    assert choices(repaired) == []
+    assert repaired.status.replans[-1].reason == "SlotLost"
+    assert "Takeover" not in repaired.reasons()[2:], "asked for b at once, for a never"
+
+
 def test_who_does_not_come_back_is_taken_over_all_the_same(repaired: World) -> None:
     """What it should take is believed for so long."""
     takes(repaired, 0.3)
@@ -75,6 +86,29 @@ def test_who_does_not_come_back_is_taken_over_all_the_same(repaired: World) -> N
     assert choices(repaired) == []
     repaired.passes(30, every=1)
     assert choices(repaired) == [("Takeover", "takeover")]
+
+
+def test_an_operator_that_starts_meanwhile_weighs_anew(repaired: World) -> None:
+    takes(repaired, 60)
+    repaired.planner.seconds = 3600  # nothing is known before it ends
+    repaired.cluster.kill(repaired.cluster.pods_on("b")[0])
+    repaired.looks(5, every=1)
+    repaired.planner.seconds = 0
+    repaired.operator_starts_anew()
+    repaired.passes(8, every=0.5)
+    assert choices(repaired) == [("Takeover", "takeover")]
+
+
+def test_of_slots_that_say_nothing_bytes_are_counted(repaired: World) -> None:
+    """Of an earlier image, say: of the pretended plan that is next to nothing, so that it is waited for."""
+    repaired.cluster.faults.stuck.add("chat-b-0")
+    repaired.cluster.end(repaired.cluster.pods_on("b")[0])
+    repaired.looks(5, every=0.2)
+    repaired.cluster.faults.stuck.clear()
+    repaired.passes(5, every=0.2)
+    assert (repaired.status.phase, repaired.nodes()) == ("Ready", ["a", "b"])
+    assert {stage.start_seconds for stage in repaired.status.stages} == {None}
+    assert choices(repaired) == [("SlotLost", "restart")]
 
 
 def test_without_a_repair_it_is_waited_for(serving: World) -> None:
