@@ -1,14 +1,15 @@
 """Restart or takeover: whether a slot whose process is gone is waited for, or its layers are taken over by the slots that are left.
 
-Called by `weighing` for the operator and by `strata up`. Pure. **The rule** compares what users go without, in seconds of the plan's own rate:
+Called by `weighing`. Pure. **The rule** compares what users go without, in seconds of the plan's own rate:
 
     restart:   (1 - m) R
     takeover:  (1 - m) (1.5 T + 1) + (1 - k) (R + 10 - T)
 
-R: seconds until the slot serves again; T: until the repaired plan does, with a margin, as it is predicted and a change of plan costs more than it says. m: the
-share of the plan that whole replicas serve meanwhile; k: the share that the repaired plan gives. The repair serves until the device is back (R) and a
-better plan has been found and loaded beside it. Takeover is taken where it costs less. What is computed again is what the lost layers are of all, whoever computes
-it, and left out of both. So a repair that only leaves a replica out (k = m) is never taken: waiting costs no more.
+R: seconds until the slot serves again; T: until the repaired plan does, with a margin, as it is predicted and a change of plan costs more
+than it says. m: the share of the plan that whole replicas serve meanwhile; k: the share that the repaired plan gives. The repair serves until
+the device is back (R) and a better plan has been found and loaded beside it. Takeover is taken where it costs less. What is computed again is
+what the lost layers are of all, whoever computes it, and left out of both. So a repair that only leaves a replica out (k = m) is never taken:
+waiting costs no more.
 """
 
 from collections.abc import Mapping
