@@ -126,7 +126,8 @@ class Pretended:
     def _do(self, action: Action, view: View) -> None:  # noqa: C901  one case per action
         match action:
             case MakePlan():
-                self._plan(action, view)
+                if not action.early:
+                    self._plan(action, view)
             case RenewEpoch(number=number):
                 last = self.records[-1]
                 cause = replace(last.cause, reason=RENEWED, planned_in=last.planned_in, renewals=action.renewals)
