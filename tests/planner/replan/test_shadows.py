@@ -79,6 +79,11 @@ def test_shadows_keep_to_memory_and_to_other_nodes_and_are_what_a_repair_reads(
         wanted = {load.layer: load.to for load in loads if load.layer is not None}
         assert each.parts.items() <= wanted.items()
         assert mended.shadowed_bytes > 0
+        every = [step for step in mended.steps if isinstance(step, Load)]
+        of_each = [sum(load.size_bytes for load in every if load.place == place) for place in {e.place for e in every}]
+        assert mended.note.device_bytes == max(of_each)
+        assert mended.note.read_bytes <= sum(of_each) - mended.shadowed_bytes
+        assert (mended.note.read_bytes == 0) == (mended.shadowed_bytes == sum(of_each))
         if most == PLENTY:
             assert each.parts == wanted
             assert each.size_bytes == each.read_bytes
