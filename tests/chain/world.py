@@ -89,7 +89,8 @@ class ChainWorld:
         self._put(prepare, moves_within=slot_process.cannot_move)
         self._put(handover, PART_BYTES=2 * POOL_BYTES // PAGES)  # two pages of a layer in a message
         self._put(slot, private_bytes=lambda: 0)
-        self._put(epoch, StageExecutor=Executor, serve=_served, _give_up=lambda _: None)  # `Served.join` does
+        self._put(epoch, StageExecutor=Executor, serve=_served)
+        self._put(epoch, _give_up=lambda _: None)  # it would end this process; `Served.join` plays it
         self._put(reception.Gateways, open=lambda gateways, hello: setattr(gateways, "hello", hello))
 
     def _put(self, where: Any, **things: Any) -> None:

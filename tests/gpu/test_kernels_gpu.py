@@ -9,7 +9,7 @@ from strata_planner.contract.formats import ComputeType, FormatName, stored_byte
 from strata_runtime.formats import COMPUTE_DTYPES, MAKERS, make_linear, reference, stored_bytes_of
 from strata_runtime.formats.kernels import CHANNEL_KERNELS, GROUP_KERNELS, Kernel
 from strata_runtime.formats.rounded.rounded_linear import ChannelLinear, GroupLinear
-from strata_runtime.measuring import measure, rates, timing
+from strata_runtime.measuring import measure, overheads, rates, timing
 from strata_runtime.measuring.rates import Subject
 
 pytestmark = pytest.mark.gpu
@@ -69,7 +69,8 @@ def test_quantizing_on_the_device_stores_the_same_number_of_bytes(name: FormatNa
 
 
 def test_the_device_can_be_measured(capsys: pytest.CaptureFixture[str]) -> None:
-    timings = timing.take(torch.device("cuda"), "bfloat16", lambda _: None)
+    device = torch.device("cuda")
+    timings = timing.take(device, "bfloat16", overheads.take(device, "bfloat16"), lambda _: None)
     profile = rates.profile_of(Subject("gpu", 1 << 30, 0, "bfloat16"), timings)
     with capsys.disabled():
         print("\n" + measure.table(profile))  # noqa: T201 -- the figures are worth reading
