@@ -1,5 +1,7 @@
 """Products in pieces are the product, whatever fits at a time; pieces of many rows are whole tiles; sums of the vendor's library stay in float32."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from hypothesis import given
@@ -28,11 +30,23 @@ def test_pieces_give_the_product_and_begin_at_whole_tiles(out_features: int, in_
         assert all(start % 256 == 0 for start in starts)
 
 
-@pytest.mark.parametrize(("device", "allowed"), [("cuda", False), ("cpu", True)])
-def test_a_gpu_is_told_to_add_in_float32(device: str, allowed: bool, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: FBT001
+@pytest.fixture
+def allowed() -> Iterator[None]:
+    """As torch begins."""
     products = torch.backends.cuda.matmul
-    for name in ("allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction"):
-        monkeypatch.setattr(products, name, True)
+
+    def allow() -> None:
+        products.allow_fp16_reduced_precision_reduction = products.allow_bf16_reduced_precision_reduction = True
+
+    allow()
+    yield
+    allow()
+
+
+@pytest.mark.usefixtures("allowed")
+@pytest.mark.parametrize(("device", "stays"), [("cuda", False), ("cpu", True)])
+def test_a_gpu_is_told_to_add_in_float32(device: str, stays: bool) -> None:  # noqa: FBT001
     add_in_float32(torch.device(device))
-    assert bool(products.allow_fp16_reduced_precision_reduction) is allowed
-    assert bool(products.allow_bf16_reduced_precision_reduction) is allowed
+    products = torch.backends.cuda.matmul
+    assert bool(products.allow_fp16_reduced_precision_reduction) is stays
+    assert bool(products.allow_bf16_reduced_precision_reduction) is stays
