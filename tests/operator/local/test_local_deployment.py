@@ -103,6 +103,18 @@ async def test_it_serves_the_plan_and_leaves_nothing_behind(tmp_path: Path) -> N
     assert not started_since(before)
 
 
+async def test_slots_listen_where_they_are_told_to(tmp_path: Path) -> None:
+    """As those of a benchmark, which have namespaces of their own."""
+    programs = replace(PROGRAMS, hosts={"b": "127.0.0.2"})
+    elsewhere = replace(options(tmp_path), programs=programs)
+    async with asyncio.timeout(30), LocalDeployment(a_plan("a", "b"), elsewhere) as deployment:
+        await deployment.ready()
+        assert {name: each.host for name, each in deployment.slot_endpoints.items()} == {
+            "a": "127.0.0.1",
+            "b": "127.0.0.2",
+        }
+
+
 @pytest.mark.parametrize("victim", swept(["a", "b"], ["b"]))
 async def test_a_slot_that_is_killed_comes_back_in_a_new_epoch(tmp_path: Path, victim: str) -> None:
     async with running(tmp_path) as deployment:
@@ -302,6 +314,7 @@ async def test_a_start_that_nobody_waits_for_any_more_hurts_nothing(tmp_path: Pa
     await until(lambda: bool(launcher._starting))
     starting.cancel()
     await launcher.close()
+    await asyncio.sleep(0)  # its pipe is closed in the loop's next turn
 
 
 async def test_the_loss_of_the_launcher_ends_it_with_a_reason(tmp_path: Path) -> None:
