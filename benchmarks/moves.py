@@ -1,8 +1,8 @@
 """A change of plan without a loss: how long running streams pause. Used by `benchmarks.elastic`, which makes plans and prompts.
 
 A slot comes back, or one is drained: the next plan is prepared beside the serving one, while streams run, then committed, and every stream goes on at the new leader.
-The pause of a stream is its longest wait between two tokens, from the commit's beginning to its first token behind it at the latest; beside it stands the longest wait before the prepare,
-which is what a step takes.
+The pause of a stream is its longest wait between two tokens, from the commit's beginning to its first token behind it at the latest. Beside it stand the longest wait before the
+prepare, and what the pause is beyond the usual wait, the median of those before: on a slow machine a step alone takes most of a hundred milliseconds.
 """
 
 import statistics
@@ -45,7 +45,8 @@ class Running(Protocol):
 
 class Moments(NamedTuple):
     """Milliseconds. `first`: from the last token before the commit to the next one of any stream; `longest`: of the stream that waits longest; `step`: likewise,
-    undisturbed; `preparing`: likewise, while the next plan is prepared; `committed`: the commit alone, until the new leader answers.
+    undisturbed; `preparing`: likewise, while the next plan is prepared; `committed`: the commit alone, until the new leader answers. `usual`: the median wait of
+    all streams, undisturbed.
     """
 
     first: float
@@ -53,6 +54,12 @@ class Moments(NamedTuple):
     step: float
     preparing: float
     committed: float
+    usual: float
+
+    @property
+    def beyond(self) -> float:
+        """What the change adds to the wait of the stream that waits longest."""
+        return self.longest - self.usual
 
 
 @dataclass(frozen=True)
@@ -77,6 +84,7 @@ class _Clock:
     streams: Running
     last: dict[str, float] = field(default_factory=dict)
     longest: float = 0.0
+    waits: list[float] = field(default_factory=list)
 
     def listen(self, leader: LeaderClient, seconds: float) -> None:
         """To one message, if it comes so soon."""
@@ -87,12 +95,15 @@ class _Clock:
         now = time.perf_counter()
         for name, got in self.streams.tokens.items():
             if len(got) > had[name]:
-                self.longest = max(self.longest, now - self.last.get(name, now))
+                if name in self.last:
+                    self.waits.append(now - self.last[name])
+                    self.longest = max(self.longest, self.waits[-1])
                 self.last[name] = now
 
     def phase(self) -> float:
-        """The longest wait since the last call, in milliseconds."""
+        """The longest wait since the last call, in milliseconds; `waits` are those since then."""
         longest, self.longest = self.longest, 0.0
+        self.waits.clear()
         return 1000 * longest
 
 
@@ -101,7 +112,7 @@ def changed(slots: dict[str, SlotProcess], kind: Kind, plans: Sequence[Plan], st
     client = PipelineClient(slots)
     leader, clock = client.serve(plans[0]), _Clock(streams)
     try:
-        step = _undisturbed(leader, clock)
+        step, usual = _undisturbed(leader, clock)
         names = _prepared(client, plans[1], leader, clock)
         preparing = clock.phase()
         running = {name: len(streams.tokens[name]) for name in _unfinished(streams)}
@@ -123,12 +134,12 @@ def changed(slots: dict[str, SlotProcess], kind: Kind, plans: Sequence[Plan], st
         after.close()
     finally:
         leader.close()
-    moments = Moments(first, longest, step, preparing, committed)
+    moments = Moments(first, longest, step, preparing, committed, usual)
     return Change(kind, moments, computed, streams.lost, streams.doubled, len(running), dict(streams.tokens))
 
 
-def _undisturbed(leader: LeaderClient, clock: _Clock) -> float:
-    """The longest wait of a stream, when each has its first tokens."""
+def _undisturbed(leader: LeaderClient, clock: _Clock) -> tuple[float, float]:
+    """The longest wait of a stream and the median one, when each has its first tokens."""
     streams = clock.streams
     _send(streams, leader)
     while len(clock.last) < len(streams.prompts):
@@ -137,7 +148,8 @@ def _undisturbed(leader: LeaderClient, clock: _Clock) -> float:
     wanted = streams.count + _BEFORE * len(streams.prompts)
     while streams.count < wanted:
         clock.listen(leader, 1)
-    return clock.phase()
+    usual = 1000 * statistics.median(clock.waits)
+    return clock.phase(), usual
 
 
 def _prepared(client: PipelineClient, plan: Plan, leader: LeaderClient, clock: _Clock) -> list[str]:
@@ -161,7 +173,9 @@ def _gone_on(leader: LeaderClient, clock: _Clock) -> tuple[float, float]:
         0.0,
         0.0,
     )
-    _send(streams, leader)
+    # Who waits longest first, as gateways do.
+    for submit in sorted(streams.submits(), key=lambda each: clock.last[each.request]):
+        leader.send(submit)
     while streams.lost:
         clock.listen(leader, 1)
         if not first and streams.count > count:
@@ -193,17 +207,19 @@ def _send(streams: Running, leader: LeaderClient) -> None:
 def shown_changes(seen: Sequence[Change]) -> Table:
     table = Table(title="a change without a loss: milliseconds", title_justify="left")
     for column in (
-        *("kind", "stage", "longest wait before", "while preparing", "commit", "next token", "longest pause"),
-        *("streams", "computed again", "texts as undisturbed"),
+        *("kind", "stage", "usual wait", "longest before", "while preparing", "commit", "next token", "longest pause"),
+        *("beyond the usual", "streams", "computed again", "texts as undisturbed"),
     ):
         table.add_column(column)
     for each in seen:
         values = (
+            each.moments.usual,
             each.moments.step,
             each.moments.preparing,
             each.moments.committed,
             each.moments.first,
             each.moments.longest,
+            each.moments.beyond,
         )
         shares = (str(each.running), f"{each.computed:.3f}", str(each.equal))
         table.add_row(each.kind, str(each.stage), *(f"{value:.0f}" for value in values), *shares)
@@ -227,6 +243,11 @@ def rows_of_changes(seen: Sequence[Change]) -> list[Row]:
                 lower_is_better=True,
             ),
             Row(f"{name}_pause_ms_worst", max(each.moments.longest for each in ours), unit),
+            Row(
+                f"{name}_beyond_ms",
+                statistics.median(each.moments.beyond for each in ours),
+                f"ms of the pause beyond the usual wait, {statistics.median(each.moments.usual for each in ours):.0f}",
+            ),
             Row(
                 f"{name}_first_ms",
                 statistics.median(each.moments.first for each in ours),

@@ -234,6 +234,7 @@ class SlotProcess:
         self.slot._answer()
         self.slot._ended = None
         self.slot._watch_links()
+        self.slot._finish()
         self.slot._watch_progress()
         self.slot._publish()
         now = self.loop.time()

@@ -181,7 +181,7 @@ class Socket:
         if self.endpoint and self.context.network.listening.get(self.endpoint) is self:
             del self.context.network.listening[self.endpoint]
         for connection in [*self.connections.values(), *([self.connection] if self.connection else [])]:
-            connection.breaks(whole=bool(linger))
+            connection.breaks(whole=bool(self.linger if linger is None else linger))
         self.host.sockets.discard(self)
         self.context.sockets.discard(self)
         self.changed.set()

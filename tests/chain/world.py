@@ -16,7 +16,7 @@ from strata_runtime.gateway.keeping import birth, twins
 from strata_runtime.gateway.routing import dispatcher, generation, leader_link
 from strata_runtime.gateway.settings import Peer
 from strata_runtime.gateway.standing import carrying
-from strata_runtime.slot import epoch, gathering, giver, leader, ordered, prepare, reception, slot
+from strata_runtime.slot import epoch, finishing, gathering, giver, leader, ordered, prepare, reception, slot
 from strata_runtime.slot.gathering import Fetch
 from strata_runtime.stage import handover
 from strata_runtime.wire import transport
@@ -70,7 +70,7 @@ class ChainWorld:
             self._put(module, zmq=virtual)
         for module in (leader_link, dispatcher, twins):
             self._put(module, zmq=virtual)
-        for module in (slot, epoch, dispatcher, generation, birth, ordered, carrying):
+        for module in (slot, epoch, finishing, dispatcher, generation, birth, ordered, carrying):
             self._put(module, time=time)
         self._put(transport, recv_monitor_message=read_event, _see_to_gatekeeper=lambda _: None)
         for module in (leader_link, twins):

@@ -282,7 +282,19 @@ class StageLost(Message, frozen=True, tag="lost"):
     hangs: bool = False  # it is, and its step does not end: those in it are suspects
 
 
-DataMessage = FrameHeader | StepResult | StepFailed | Survey | StageLost
+class Finish(Message, frozen=True, tag="finish"):
+    """A replica's epoch ends and nobody is lost: its steps under way come to their ends first. Passed on from stage to stage.
+
+    `asked` by a slot that is told to commit; the leader makes no more steps then, and sends `last` behind all that it has made. When that has come round,
+    and all results with it, it says that the epoch is `over`: before, no stage takes its sockets away from those behind it.
+    """
+
+    replica: int
+    epoch: int
+    phase: Literal["asked", "last", "over"] = "asked"
+
+
+DataMessage = FrameHeader | StepResult | StepFailed | Survey | StageLost | Finish
 FinishReason = Literal["stop", "length", "abort", "error", "never"]
 FAILURES: Final = frozenset({"abort", "error", "never"})  # without a token; the last where nothing can be drawn
 

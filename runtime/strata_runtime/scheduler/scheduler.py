@@ -29,6 +29,7 @@ from strata_planner.contract.steps import (
     Pace,
     chunk_of,
     fewest_tokens,
+    filled,
     part_of_the_oldest,
     prompts_of_a_step,
 )
@@ -376,7 +377,9 @@ class Scheduler:
             return budget
         allowed = self.pace.tokens(max(rows, 1), first_tokens + len(self.waiting))
         brought = self.limits.micro_batch.prompts_per_token * rows
-        return int(min(budget, max(fewest_tokens(len(self._prefilling), self.limits.page_tokens, brought), allowed)))
+        part = filled(len(self.running) + len(self.waiting), self.limits.micro_batch.decode)
+        fewest = fewest_tokens(len(self._prefilling), self.limits.page_tokens, brought, part)
+        return int(min(budget, max(fewest, allowed)))
 
     def _apart_segments(self) -> list[tuple[Sequence, Segment]]:
         sequence = self._apart[0]
@@ -387,7 +390,10 @@ class Scheduler:
         return [self._advance(sequence, length)]
 
     def _prefill_segments(self, budget: int, most: int) -> list[tuple[Sequence, Segment]]:
-        """Chunks of prompts: the first in rank has its part, what is left goes to those that need least."""
+        """Chunks of prompts: the first in rank has its part, what is left goes to those that need least, of equal ones to who was sent here first.
+
+        So after a change of epoch, where all need one token, that is who waits longest: gateways send those first.
+        """
         whole = self._whole()
         if budget <= 0 or not whole:
             return []
@@ -396,7 +402,8 @@ class Scheduler:
         size = self.limits.page_tokens
         kept = part_of_the_oldest(oldest, budget, size)
         budget -= kept
-        for sequence in prompts_of_a_step(whole, most):
+        others = sorted(whole[1:], key=lambda each: (each.priority, each.sequence))
+        for sequence in prompts_of_a_step([oldest, *others], most):
             self._use(sequence, list(self._found(sequence)))
             if self.lacks(sequence):
                 continue

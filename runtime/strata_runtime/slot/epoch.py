@@ -16,7 +16,7 @@ import msgspec
 import zmq
 
 from strata_planner.contract.control import STEP_TIMEOUT_SECONDS, HungStep, PeerLoss, PlannedStep, Prepare, RoleStats
-from strata_planner.contract.frames import StageLost, encode
+from strata_planner.contract.frames import Finish, StageLost, encode
 from strata_planner.contract.keys import RoleKeys
 from strata_planner.contract.moves import taken_from
 from strata_planner.contract.roles import Neighbour, Role
@@ -227,6 +227,7 @@ class RunningRole:
         self.keys = prepare.role_keys[index] if prepare.role_keys else RoleKeys(prepare.key, prepare.key, prepare.key)
         self.request_key = prepare.key
         self._failure = Failure(place.wake)
+        self._is_finishing = False
         self._place = place
         self._slots = prepare.slots
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -245,6 +246,7 @@ class RunningRole:
             fetch.is_taken = True
         try:
             self.worker: Worker = self._worker(loaded, pages.kept)
+            self.worker.done = place.wake
         except Exception:
             for fetch in self._fetches:
                 fetch.close()
@@ -272,6 +274,17 @@ class RunningRole:
             with suppress(zmq.Again):  # a worker that has failed hears nothing
                 self._word.send(encode(StageLost(self.planned.replica, self.formed, link.neighbour)), zmq.NOBLOCK)
         return lost
+
+    def finish(self) -> bool:
+        """Ask its replica's leader for no more steps, once. Whether nothing more comes of those under way: it may end."""
+        links = self.links if self.planned.stages > 1 and not self.failure and not self.hung else ()
+        if not links or any(link.reason for link in links):
+            return True
+        if not self._is_finishing:
+            self._is_finishing = True
+            with suppress(zmq.Again):
+                self._word.send(encode(Finish(self.planned.replica, self.formed)), zmq.NOBLOCK)
+        return self.worker.is_done
 
     def watch_steps(self, now: float) -> None:
         """Whether its own worker gets on, and where it leads the stages behind. Nobody but this process' control loop can tell of a worker that does not."""

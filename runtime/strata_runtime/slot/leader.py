@@ -4,7 +4,7 @@ Made by the slot at commit. The engine decides; this thread moves messages and r
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import zmq
@@ -13,6 +13,7 @@ from msgspec import structs
 from strata_planner.contract.formats import ComputeType
 from strata_planner.contract.frames import (
     Abort,
+    Finish,
     FrameHeader,
     LeaderHello,
     Rejected,
@@ -96,6 +97,9 @@ class LeaderWorker:
         drafter: Drafter | None = None,
     ) -> None:
         self.executor = executor
+        self.is_done = False
+        self.done: Callable[[], None] = lambda: None
+        self._finishes = False  # it makes no more steps: the next epoch does
         limits = limits_of(executor.role, executor.vocabulary, drafter)
         self._guesses = _Guesses(drafter)
         self.engine = Engine(limits, self._guesses.draft)
@@ -158,6 +162,8 @@ class LeaderWorker:
                 self._fail(failure)
             case Survey() as survey:
                 self._inherit(survey)
+            case Finish(phase=phase):
+                self._finish(phase)
             case StageLost(slot=slot, hangs=hangs):
                 if hangs:
                     self._suspect(f"at slot {slot}", newest=False)
@@ -187,7 +193,7 @@ class LeaderWorker:
 
     def _step(self) -> bool:
         """Run stage 0 on the engine's next step; False if there is none."""
-        step = None if self._failed or self._asks else self.engine.next_step()
+        step = None if self._failed or self._asks or self._finishes else self.engine.next_step()
         if step is None:
             return False
         header = self._header(step)
@@ -271,6 +277,22 @@ class LeaderWorker:
         self._lost = self._lost or slot
         if not self._failed:
             self._gateways.tell(self._hello())
+
+    def _finish(self, phase: str) -> None:
+        """Asked for by any slot of the replica, more than once; what comes round as `last` has seen all steps and their results."""
+        assert self._outlet is not None
+        replica = self.executor.role.replica
+        if phase == "asked" and not self._finishes:
+            self._finishes = True
+            self._outlet.finish(Finish(replica, self._epoch, "last"))
+        elif phase == "last":
+            self._outlet.finish(Finish(replica, self._epoch, "over"))
+            self._gateways.finish(self._is_over)
+
+    def _is_over(self) -> None:
+        """All tokens are on their way to gateways."""
+        self.is_done = True
+        self.done()
 
     def miss(self) -> None:
         """A step that has not come back for too long, with no word of who hangs: whose process hangs whole tells nobody. Called by the slot."""

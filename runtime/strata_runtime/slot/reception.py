@@ -7,7 +7,7 @@ the worker takes them all between two steps. Knows no sequences.
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -33,6 +33,8 @@ from strata_runtime.slot.wakeup import Wakeup
 log = logging.getLogger(__name__)
 
 _ALL = b""  # in place of a gateway's identity: none is empty
+_LAST = b""  # in place of a message to all: none is empty
+_LINGER_MILLISECONDS = 200  # of last tokens
 
 
 class Gone(msgspec.Struct, frozen=True):
@@ -48,6 +50,7 @@ class Gateways:
         self._epoch = epoch
         self._owner: dict[str, bytes] = {}
         self.suspects: dict[bytes, StepFailure] = {}  # the thread tells them
+        self.finished: Callable[[], None] = lambda: None  # the thread calls it
         self._wakeup: Wakeup | None = None
         self.socket, inner = _pair(socket.context)
         self._reception = _Reception(socket, inner, self)
@@ -107,6 +110,11 @@ class Gateways:
             count = len(failure.sequences)
             self.send(identity, StepFailure(failure.replica, failure.epoch, own, count, failure.reason))
 
+    def finish(self, then: Callable[[], None]) -> None:
+        """No more tokens come: `then` is called, by the thread, when the last are with the socket, which sends them before it closes."""
+        self.finished = then
+        self.socket.send_multipart([_ALL, _LAST])
+
     def suspect(self, requests: list[str], reason: str) -> None:
         """Of a step that does not end: every gateway takes back what runs here, and learns which of its requests were in it. From any thread: the worker may hang."""
         if (hello := self.hello) is not None:
@@ -157,6 +165,10 @@ class _Reception:
             self._send(gateway, encode(suspects))
         while self._inner.poll(0):
             identity, payload = self._inner.recv_multipart()
+            if payload == _LAST:
+                self._outer.linger = _LINGER_MILLISECONDS
+                self._gateways.finished()
+                continue
             for each in tuple(self._known) if identity == _ALL else (identity,):
                 self._send(each, payload)
 

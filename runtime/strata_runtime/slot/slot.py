@@ -42,7 +42,8 @@ from strata_planner.contract.values import ContractError
 from strata_runtime.errors import InputError, reason_of
 from strata_runtime.slot.binding import Binding
 from strata_runtime.slot.deadline import LOAD_TIMES, Deadline
-from strata_runtime.slot.epoch import LoadedRole, Place, RunningEpoch, changed_roles
+from strata_runtime.slot.epoch import LoadedRole, Place, PreparedEpoch, RunningEpoch, changed_roles
+from strata_runtime.slot.finishing import Finishing
 from strata_runtime.slot.giver import Giver
 from strata_runtime.slot.kept_pages import KeptRole, leaving
 from strata_runtime.slot.memory import MemoryMeter, private_bytes
@@ -93,6 +94,7 @@ class Slot:
         )
         self._asked: Prepare | None = None  # what is being prepared, with the roles that go on
         self._running: RunningEpoch | None = None
+        self._finishing: Finishing | None = None
         self._ended: RunningEpoch | None = None  # its weights are let go of when the next one runs: that takes a while
         self._kept: list[KeptRole] = []  # of roles that have ended, for those of the next epoch
         self._giver: Giver | None = None  # of pages, to other slots
@@ -130,6 +132,7 @@ class Slot:
                 self._answer()
                 self._ended = None
                 self._watch_links()
+                self._finish()
                 self._watch_progress()
                 if self._loading is not None and self._loading.state.phase == "refused":
                     self._shadowing.resume()
@@ -201,7 +204,10 @@ class Slot:
             except Exception as error:  # what was asked for cannot be done; who asked reads why in the status
                 log.exception("control: %s failed", type(request).__name__)
                 self._fail(f"{type(request).__name__}: {reason_of(error)}")
-            self._send(identity, encode(self.status(fresh=isinstance(request, GetStatus))))
+            if self._finishing is not None and isinstance(request, Commit | CommitOrder):
+                self._finishing.asking.add(identity)
+            else:
+                self._send(identity, encode(self.status(fresh=isinstance(request, GetStatus))))
 
     def _handle(self, request: SlotRequest, identity: bytes) -> None:
         match request:
@@ -221,6 +227,7 @@ class Slot:
 
     def _prepare(self, prepare: Prepare) -> None:
         """Idempotent: an epoch that is known is not loaded twice, a lower one is out of date."""
+        self._finish(now=True)
         known = max(self._loading.prepare.epoch if self._loading else 0, self._running.epoch if self._running else 0)
         if prepare.epoch <= known or not self._can_go_on(prepare):
             return
@@ -291,12 +298,34 @@ class Slot:
         self._kept = [self._kept[source].shrunk(changed[place]) for place, source in sources.items()]
 
     def _commit(self, epoch: int) -> None:
-        """Switch if that epoch is prepared and newer; anything else changes nothing and shows in the status."""
-        loading = self._loading
-        prepared, asked = loading.result if loading else None, self._asked
+        """Switch if that epoch is prepared and newer, once the steps under way have ended; anything else changes nothing and shows in the status."""
         current = self._running.epoch if self._running else 0
-        if loading is None or prepared is None or asked is None or asked.epoch != epoch or epoch <= current:
+        if self._prepared_for(epoch) is not None and epoch > current:
+            if self._finishing is None or self._finishing.epoch != epoch:
+                self._finishing = Finishing(epoch)
+            self._finish()
+
+    def _prepared_for(self, epoch: int) -> tuple[Loading, PreparedEpoch, Prepare] | None:
+        loading, asked = self._loading, self._asked
+        prepared = loading.result if loading else None
+        if loading is None or prepared is None or asked is None or asked.epoch != epoch:
+            return None
+        return loading, prepared, asked
+
+    def _finish(self, *, now: bool = False) -> None:
+        """Switch to what has been committed, if no step is worth waiting for any more. `now`: whatever they are worth."""
+        finishing = self._finishing
+        ready = finishing and self._prepared_for(finishing.epoch)
+        if finishing is None or not ready:
             return
+        ending = self._running.ending(ready[2]) if self._running else ()
+        if now or finishing.is_over(ending):
+            self._finishing = None
+            self._switch(*ready)
+            for identity in finishing.asking:
+                self._send(identity, encode(self.status(fresh=False)))
+
+    def _switch(self, loading: Loading, prepared: PreparedEpoch, asked: Prepare) -> None:
         self._ended = self._running
         self._end_roles(asked)
         self._failure = ""
@@ -309,13 +338,13 @@ class Slot:
         except (
             Exception
         ) as error:  # a port is taken, or the epoch's addresses are none: the controller makes another epoch
-            log.exception("epoch %d cannot be in force", epoch)
+            log.exception("epoch %d cannot be in force", asked.epoch)
             self._unused, self._loading = loading, None
-            self._fail(str(error) if isinstance(error, InputError) else f"epoch {epoch}: {reason_of(error)}")
+            self._fail(str(error) if isinstance(error, InputError) else f"epoch {asked.epoch}: {reason_of(error)}")
         else:
             loading.give()  # the running epoch has it
             self._shadowing.follow(asked.shadow, pinned=not is_on_processors(asked))
-            log.info("%s: epoch %d is in force", self._name, epoch)
+            log.info("%s: epoch %d is in force", self._name, asked.epoch)
 
     def _set_bits(self, request: SetBits) -> None:
         """Idempotent; what cannot be is refused and shows in the status."""

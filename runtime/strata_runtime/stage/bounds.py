@@ -15,6 +15,7 @@ from strata_planner.contract.frames import (
     MOST_LOGPROBS,
     NEVER,
     DataMessage,
+    Finish,
     FrameHeader,
     HeldBlock,
     KvPages,
@@ -100,6 +101,8 @@ class FrameBounds:
             self._at_most(message.step, "sequences", len(message.sequences), self.most_tokens)
         elif isinstance(message, StageLost):
             self._at_most(-1, "characters of a slot's name", len(message.slot), _NAME_CHARACTERS)
+        elif isinstance(message, Finish):
+            pass
         elif isinstance(message, Survey):
             self._check_survey(message, bodies)
         elif isinstance(message, StepResult):

@@ -15,6 +15,7 @@ import zmq
 from strata_planner.contract.decoding import decode_frame
 from strata_planner.contract.frames import (
     DataMessage,
+    Finish,
     FrameHeader,
     StageLost,
     StepFailed,
@@ -32,6 +33,7 @@ from strata_runtime.stage.tensors import from_bytes, to_bytes
 log = logging.getLogger(__name__)
 
 LAST_WORD_MILLISECONDS = 1000
+LAST_STEP_MILLISECONDS = 200  # nobody has failed: the neighbour reads
 GLANCE_MILLISECONDS = 2  # at pages that are awaited
 MOST_WORDS = 300  # characters of an error that clients are told
 
@@ -40,6 +42,8 @@ class Worker(Protocol):
     """What the slot needs of either kind."""
 
     executor: StageExecutor
+    is_done: bool  # nothing more comes of its epoch: it may end
+    done: Callable[[], None]  # called then, from any thread
 
     def run(self) -> None:
         """Serve until the context is terminated (zmq.ContextTerminated) or a step fails (StepError)."""
@@ -70,6 +74,11 @@ class Outlet:
     def result(self, answered: Answered) -> None:
         """With what the leader's head reads, if it has one."""
         self._socket.send_multipart([encode(answered.result), *map(to_bytes, answered.states)], copy=False)
+
+    def finish(self, finish: Finish) -> None:
+        """What is said last goes out before the socket is closed, if the neighbour is there."""
+        self._socket.linger = LAST_STEP_MILLISECONDS
+        self._socket.send(encode(finish))
 
     def failed(self, failure: StepFailed) -> None:
         """The last word of this stage: it goes out before the socket is closed, if the neighbour is there."""
@@ -141,6 +150,8 @@ class Follower:
 
     def __init__(self, executor: StageExecutor, links: Links, gathering: Gathering) -> None:
         self.executor = executor
+        self.is_done = False
+        self.done: Callable[[], None] = lambda: None
         self._links = links
         self._inlet, self._outlet = links
         self._gathering = gathering
@@ -158,11 +169,8 @@ class Follower:
             self._links.close()
 
     def _step(self, header: DataMessage, bodies: list[memoryview]) -> None:
-        if isinstance(header, StepFailed):  # of an earlier stage: on to the leader
-            self._outlet.failed(header)
-            return
-        if isinstance(header, StageLost):  # behind this stage nothing may be lost
-            self._outlet.lost(header)
+        if isinstance(header, StepFailed | StageLost | Finish):
+            self._pass_on(header)
             return
         if isinstance(header, Survey):
             self._gathering.asked(header)
@@ -182,6 +190,21 @@ class Follower:
             self._outlet.frame(output)
         elif not self.executor.role.head:
             self._outlet.operations(header)
+
+    def _pass_on(self, message: StepFailed | StageLost | Finish) -> None:
+        """What is for the leader, or comes from it."""
+        match message:
+            case StepFailed():  # of an earlier stage
+                self._outlet.failed(message)
+            case StageLost():  # behind this stage nothing may be lost
+                self._outlet.lost(message)
+            case Finish(phase="over"):
+                if not self.executor.role.head:  # the leader has said it, and may be gone
+                    self._outlet.finish(message)
+                self.is_done = True
+                self.done()
+            case Finish():
+                self._outlet.finish(message)
 
     def _answer(self) -> None:
         if (answered := self._gathering.answer()) is not None:

@@ -13,7 +13,7 @@ from strata_planner.contract.control import Leader, SetRoute
 from strata_planner.contract.frames import Sampling
 from strata_runtime.errors import InputError
 from strata_runtime.gateway.routing import dispatcher as dispatcher_module
-from strata_runtime.gateway.routing.journal import GenerationRequest
+from strata_runtime.gateway.routing.journal import ATTEMPT, GenerationRequest
 from strata_runtime.gateway.settings import Limits
 from strata_runtime.gateway.text.tokenizer import Tokenizer
 from tests.runtime.gateway.fake_leader import FakeLeader, route_to
@@ -120,6 +120,19 @@ async def test_a_new_epoch_replays_at_its_leaders(
         assert first + await text_of(stream) == expected(leader, tokenizer)
         assert len(successor.submits) == 1
     assert gateway.dispatcher.status().epoch == 2
+
+
+async def test_whose_client_waits_longest_is_replayed_first(gateway: Harness, leader: FakeLeader) -> None:
+    leader.allow(0)
+    running = asyncio.create_task(gateway.complete(n=3, max_tokens=3))
+    await leader.until(lambda: len(leader.submits) == 3)
+    names = [submit.request for submit in leader.submits]
+    for name, last in zip(names, (3.0, 1.0, 2.0), strict=True):
+        gateway.dispatcher._answers[name].last_at = last
+    async with a_leader(leader.model, epoch=2, key="another key") as successor:
+        gateway.dispatcher.set_route(route_to(successor))
+        assert (await running).status_code == 200
+    assert [submit.request.partition(ATTEMPT)[0] for submit in successor.submits] == [names[1], names[2], names[0]]
 
 
 async def test_a_new_incarnation_has_forgotten_its_requests(

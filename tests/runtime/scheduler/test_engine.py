@@ -430,7 +430,7 @@ def test_a_small_prompt_passes_a_large_one_also_beside_streams_that_bear_little(
     assert set(lengths[-15:]) == {1 + FEWEST_TOKENS}
     engine.submit(submit("r2", prompt(1, 10), 1))
     assert "r2" in step()
-    assert lengths[-1] == 1 + 10 + FEWEST_TOKENS  # all of it, and half a block of the other, as the next step has
+    assert lengths[-1] == 1 + 10 + 16 // 2  # all of it, and half a block of the other
     for _ in range(5):
         assert step() == ["r0"]
 
@@ -455,6 +455,15 @@ def test_of_equal_priority_the_earliest_deadline_goes_first() -> None:
     assert [event.request for event in pipeline.drain() if event.finish] == ["r2", "r1", "r4", "r0", "r3"]
     with pytest.raises(RequestRefusedError, match="deadline is not a number"):
         engine.submit(submit("never", prompt(0, 4), 4, deadline=math.nan))
+
+
+def test_of_prompts_that_need_as_little_the_first_in_rank_goes_first_and_then_who_was_sent_first() -> None:
+    engine = Engine(limits(stages=1, step=3, prefill=8, page_budget=64))
+    for number, deadline in enumerate([9.0, 8.0, 7.0, 6.0]):
+        engine.submit(submit(f"r{number}", prompt(number, 1), 4, deadline=deadline))
+    step = engine.next_step()
+    assert step is not None
+    assert sorted(engine.requests_of([each.sequence for each in step.segments])) == ["r0", "r1", "r3"]
 
 
 def test_a_higher_priority_goes_first() -> None:

@@ -350,11 +350,11 @@ class Dispatcher:
         return replica
 
     def _replay_held(self) -> None:
-        """Hand what is held to leaders, as new requests are; a request for which that fails ends alone."""
+        """Hand what is held to leaders, as new requests are, those first whose clients wait longest; a request for which that fails ends alone."""
         if len(self._hellos()) < len(self._links) and time.monotonic() < self._gathered_at:
             return
         replays = self._journal.replays
-        for request_id in self._journal.held():
+        for request_id in sorted(self._journal.held(), key=lambda each: self._answers[each].waits_since):
             replica = self._choose(self._journal.request(request_id))
             if replica is None:
                 break

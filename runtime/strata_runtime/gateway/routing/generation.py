@@ -29,6 +29,11 @@ class RunningAnswer:
         self.held_since: float | None = None
         self.ending: asyncio.TimerHandle | None = None  # at the deadline
 
+    @property
+    def waits_since(self) -> float:
+        """Its client, for the next token."""
+        return self.last_at or self.opened_at
+
     def observe(self, metrics: Metrics, found: int) -> None:
         """A token has come; `found`: tokens of the prompt and of what was delivered that were in the KV cache."""
         now = time.monotonic()
