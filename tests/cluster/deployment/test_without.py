@@ -1,68 +1,58 @@
-"""Losses while who would mend them is away: the operator, or the API server. And a drain, under a stream as all of these.
+"""Life without an operator, an API server or the gateway that a stream came from; at last without the object.
 
-One deployment with standing orders, in the order of this file, each test leaving it Ready for the next. Texts are compared with what the same
-request got before anything went wrong.
+What is lost while who would mend it is away is lost under a stream too.
 """
 
+import json
 import os
 import re
-import secrets
 import signal
 import threading
 import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
+import httpx
 import pytest
 
-from tests.cluster.deployed import Deployed, Status, manifest, stream
-from tests.cluster.operator_release import NODE, OperatorRelease
+from tests.cluster.deployed import Deployed, Status
+from tests.cluster.deployment.life import (
+    LONG,
+    PROMPT,
+    lasting_gateways,
+    node_without_gateway,
+    process_of,
+    ready_with_three,
+    streamed,
+)
+from tests.cluster.operator_release import OperatorRelease
 from tests.cluster.testbed.cluster import Cluster
 from tests.cluster.testbed.processes import Daemon, wait_until
 from tests.cluster.timings import Steps
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
-PROMPT = "def main():\n"
-LONG = 160
+
 SILENCE_SECONDS = 10  # the least
-API_AWAY_SECONDS = 30.0
+API_AWAY_SECONDS = 15.0  # twice as long as a node may be silent
 
 
 @pytest.fixture(scope="module")
-def chat(cluster: Cluster, operator: OperatorRelease) -> Iterator[Deployed]:
-    namespace = f"absent-{secrets.token_hex(3)}"
-    cluster.kubectl("create", "namespace", namespace)
+def with_orders(chat: Deployed) -> None:
+    """Before, no plan of it has had any."""
     orders = {"takeover": {"standingOrders": {"silenceSeconds": SILENCE_SECONDS}}}
-    placement = {"exclude": [NODE.name], "minStages": 2}
-    chat = Deployed(cluster, operator, manifest("absent", namespace, placement=placement, replanning=orders))
-    chat.apply()
-    chat.wait_ready()
-    yield chat
-    cluster.kubectl("delete", "namespace", namespace, "--wait=false")
+    chat.apply(placement={"minStages": 2}, replanning=orders)
+    ready_with_three(chat)
+    wait_until(lambda: has_orders(chat), "standing orders at the gateway", 60)
 
 
-@pytest.fixture(scope="module")
-def expected(chat: Deployed) -> str:
-    return streamed(chat)
-
-
-def streamed(chat: Deployed, meanwhile: Callable[[], object] = lambda: None) -> str:
-    """The text of a long answer in whose midst something happens."""
-    with chat.client(180) as client:
-        pieces = stream(client, chat.name, PROMPT, LONG)
-        text = next(pieces) + next(pieces)
-        meanwhile()
-        return text + "".join(pieces)
-
-
+@pytest.mark.usefixtures("with_orders")
 def test_a_stream_goes_on_where_its_slots_node_is_lost_without_an_operator(
     chat: Deployed, operator: OperatorRelease, cluster: Cluster, expected: str
 ) -> None:
     """By a standing order; whoever operates again records it, and goes on from there."""
-    gateway, lost = gateway_of(chat), a_node_without_gateway(chat)
-    wait_until(lambda: has_orders(chat, gateway), "standing orders at the gateway", 60)
+    lost = node_without_gateway(chat)
     steps, done = Steps("kill of a node without an operator"), carried_out(chat)
     try:
         with without(operator):
@@ -77,27 +67,13 @@ def test_a_stream_goes_on_where_its_slots_node_is_lost_without_an_operator(
         assert streamed(chat) == expected
     finally:
         cluster.restart_node(lost)
-
-
-def test_a_drained_node_is_left_and_the_stream_goes_on(chat: Deployed, cluster: Cluster, expected: str) -> None:
     ready_with_three(chat)
-    lost = a_node_without_gateway(chat)
-    steps = Steps("drain of a node")
-    try:
-        assert streamed(chat, lambda: drain(cluster, lost)) == expected
-        steps.mark("stream complete")
-        chat.wait(lambda now: is_ready_without(now, lost), "Ready without the node")
-        steps.mark("Ready")
-        assert streamed(chat) == expected
-    finally:
-        cluster.kubectl("uncordon", lost)
 
 
 def test_an_operator_that_dies_in_the_midst_of_an_epoch_is_gone_on_from(
     chat: Deployed, operator: OperatorRelease, expected: str
 ) -> None:
     """Its record is there, and slots may have prepared it, or have been told to commit."""
-    ready_with_three(chat)
     epoch, steps = chat.get()["status"]["committedEpoch"], Steps("death of the operator in an epoch")
 
     def change_and_kill() -> None:
@@ -131,8 +107,66 @@ def test_a_loss_while_the_api_server_is_away_is_mended_when_it_is_back(
         lambda now: now["phase"] == "Ready" and now["committedEpoch"] > before["committedEpoch"], "Ready again"
     )
     steps.mark("Ready")
-    assert "NodeLost" not in reasons(status)[len(reasons(before)) :]
+    new = {replan["reason"] for replan in status["replans"] if replan["epoch"] > before["committedEpoch"]}
+    assert new
+    assert "NodeLost" not in new
     assert streamed(chat) == expected
+
+
+def test_a_stream_outlives_its_gateway(chat: Deployed, cluster: Cluster, expected: str) -> None:
+    """Read at one gateway's own address, then at the Service, which leads to the other."""
+    chat.apply(gateway={**chat.manifest["spec"]["gateway"], "replicas": 2})
+    chat.wait(lambda now: now.get("gatewaysReady") == "2/2", "served by two gateways")
+    wait_until(lambda: len(lasting_gateways(chat)) == 2, "end of the gateway that was alone", 60)
+    victim, pod = next(iter(lasting_gateways(chat).items()))
+    asked = {
+        "model": chat.name,
+        "prompt": PROMPT,
+        "max_tokens": LONG,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+    }
+    headers, text = {"Idempotency-Key": "one stream"}, ""
+    wait_until(lambda: "keeps what this one keeps" in chat.logs(victim), "gateways that know each other", 30)
+    steps = Steps("death of a gateway under its stream")
+    place, done = f"http://{pod['status']['podIP']}:8000", False
+    while not done and steps.now() < 60:
+        with (
+            suppress(httpx.TransportError),
+            httpx.stream("POST", f"{place}/v1/completions", json=asked, headers=headers, timeout=20) as answer,
+        ):
+            number = piece = ""
+            for line in answer.iter_lines():
+                if line.startswith("id: "):
+                    number = line[4:]
+                elif line.startswith("data: {"):
+                    piece = json.loads(line[6:])["choices"][0]["text"]
+                elif not line and number:  # an event counts once it is whole
+                    headers["Last-Event-ID"], text = number, text + piece
+                    number = piece = ""
+                done |= line == "data: [DONE]"
+                if text and place != chat.url():
+                    break
+        if place != chat.url():
+            place = chat.url()
+            end = ("--grace-period=0", "--force")
+            cluster.kubectl("delete", "pod", victim, f"--namespace={chat.namespace}", *end)
+            steps.mark("killed")
+    steps.mark("stream complete")
+    assert text == expected
+    wait_until(lambda: victim not in chat.pods("gateway"), "end of the gateway", 60)
+
+
+def test_deleting_leaves_nothing_even_without_an_operator(chat: Deployed, operator: OperatorRelease) -> None:
+    assert len(chat.objects()) > 15
+    operator.scale(0)
+    steps = Steps("kubectl delete without an operator")
+    try:
+        chat.delete()
+        steps.mark("nothing left")
+    finally:
+        operator.scale(1)
 
 
 @contextmanager
@@ -159,39 +193,12 @@ def away(daemon: Daemon, seconds: float) -> Iterator[None]:
         os.kill(pid, signal.SIGCONT)
 
 
-def drain(cluster: Cluster, node: str) -> None:
-    cluster.kubectl("drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--force", "--timeout=120s")
-
-
-def ready_with_three(chat: Deployed) -> None:
-    """What an earlier test took away is there again, and the plan is at rest."""
-    chat.wait(lambda now: now["phase"] == "Ready" and "3 devices" in inventoried(now), "Ready beside three devices")
-
-
-def inventoried(status: Status) -> str:
-    return next(each["message"] for each in status["conditions"] if each["type"] == "Inventoried")
-
-
 def reasons(status: Status) -> list[str]:
     return [replan["reason"] for replan in status.get("replans", ())]
 
 
-def is_ready_without(status: Status, node: str) -> bool:
-    return status["phase"] == "Ready" and node not in {stage["node"] for stage in status["stages"]}
-
-
-def gateway_of(chat: Deployed) -> str:
-    (name,) = chat.pods("gateway")
-    return name
-
-
-def a_node_without_gateway(chat: Deployed) -> str:
-    (gateway,) = chat.pods("gateway").values()
-    nodes = [str(stage["node"]) for stage in chat.get()["status"]["stages"]]
-    return next(node for node in nodes if node != gateway["spec"]["nodeName"])
-
-
-def has_orders(chat: Deployed, gateway: str) -> bool:
+def has_orders(chat: Deployed) -> bool:
+    (gateway,) = chat.pods("gateway")
     epoch = chat.get()["status"]["committedEpoch"]
     return re.search(rf"epoch {epoch}: \d+ standing orders", chat.logs(gateway)) is not None
 
@@ -205,19 +212,3 @@ def carried_out(chat: Deployed) -> float:
     with urllib.request.urlopen(f"{chat.url()}/metrics", timeout=10) as answer:
         found = re.findall(r"^strata_standing_orders_total\S* (\S+)$", answer.read().decode(), re.MULTILINE)
     return sum(map(float, found))
-
-
-def process_of(slot: str) -> int:
-    """The one process here that runs this slot."""
-    with os.scandir("/proc") as entries:
-        numbers = [int(each.name) for each in entries if each.name.isdigit()]
-    (found,) = (number for number in numbers if f"slot\0--name\0{slot}\0" in command_of(number))
-    return found
-
-
-def command_of(process: int) -> str:
-    try:
-        with open(f"/proc/{process}/cmdline", errors="replace") as file:  # noqa: PTH123  no file to keep
-            return file.read()
-    except OSError:
-        return ""
