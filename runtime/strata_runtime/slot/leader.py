@@ -37,6 +37,8 @@ from strata_runtime.stage.worker import GLANCE_MILLISECONDS, Gathering, Inlet, L
 
 log = logging.getLogger(__name__)
 
+TOGETHER_MILLISECONDS = 1  # between two requests that gateways send one behind the other
+
 
 def limits_of(role: Role, vocabulary: int, drafter: Drafter | None = None) -> Limits:
     return Limits(
@@ -105,6 +107,7 @@ class LeaderWorker:
         self.engine = Engine(limits, self._guesses.draft)
         self._keeps = not why_never(executor.role)  # stages learn what their blocks hold
         self._asks = self._keeps  # what they have kept: no step is made before all have said it
+        self._begun = False  # what runs is replayed before the first step, and goes in as few as hold it
         self._failed = False  # a later stage could not compute a step: nothing goes on until the next epoch
         self._lost = ""  # a slot of a later stage that is not reached
         self._epoch = epoch
@@ -145,10 +148,15 @@ class LeaderWorker:
         if self._inlet is not None and self._inlet.socket in ready:
             self._take_result(self._inlet)
         if self._gateways.socket in ready:
-            for identity, message in self._gateways.received():
-                self._answer(identity, message)
+            self._hear()
+            while not self._begun and self._gateways.socket.poll(TOGETHER_MILLISECONDS):
+                self._hear()
         if not self._failed:
             self._gateways.hello = self._hello()
+
+    def _hear(self) -> None:
+        for identity, message in self._gateways.received():
+            self._answer(identity, message)
 
     def _take_result(self, inlet: Inlet) -> None:
         received = inlet.receive()
@@ -196,6 +204,7 @@ class LeaderWorker:
         step = None if self._failed or self._asks or self._finishes else self.engine.next_step()
         if step is None:
             return False
+        self._begun = True
         header = self._header(step)
         try:
             output = self.executor.run(header, torch.tensor(step.token_ids, dtype=torch.int64))
