@@ -1,6 +1,7 @@
 """One fault after another in a local deployment that serves, and the moments of each: noticed, planned, in force, next token.
 
-Used by `benchmarks.kills`. What is seen of the deployment is what it tells its callers; nothing here reaches into it.
+Used by `benchmarks.kills`. What is seen of the deployment is what it tells its callers; nothing here reaches into it. The process that
+runs this is the controller: what befalls that is another one's doing (`absence`).
 """
 
 import asyncio
@@ -10,16 +11,37 @@ import random
 import signal
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from benchmarks import hanging_slot
+from benchmarks import absence, hanging_slot
+from benchmarks.apart import Apart, From
 from benchmarks.load.answers import Answer
 from strata_operator.local.deployment import LocalDeployment
 
-FaultKind = Literal["kill", "two at once", "during the repair", "hung", "stuck", "deaf", "gone"]
+FaultKind = Literal[
+    "kill",
+    "two at once",
+    "during the repair",
+    "hung",
+    "stuck",
+    "deaf",
+    "gone",
+    "cut off from its neighbours",
+    "cut off from the gateway",
+    "cut off from the controller",
+    "cut off from everybody",
+    "killed unattended",
+    "back unattended",
+]
+_CUTS: dict[FaultKind, From] = {
+    "cut off from its neighbours": "its neighbours",
+    "cut off from the gateway": "the gateway",
+    "cut off from the controller": "the controller",
+    "cut off from everybody": "everybody",
+}
 # A process that is stopped whole; one whose step never ends; one that answers nothing meanwhile but heartbeats.
 _HANGS: dict[FaultKind, signal.Signals] = {
     "hung": signal.SIGSTOP,
@@ -29,6 +51,10 @@ _HANGS: dict[FaultKind, signal.Signals] = {
 _DURING_SECONDS = 0.4  # the second loss comes so much later at most
 _PATIENCE_SECONDS = 90.0
 _SILENT_TIMES = 4.0  # a stream's usual pause between two tokens
+_BRIEF_SECONDS = (0.3, 4.0)  # cuts within the grace,
+_BEYOND_SECONDS = (1.0, 4.0)  # and so much longer than it
+_AWAY_SECONDS = (3.0, 8.0)  # of a controller without standing orders
+_SETTLE_SECONDS = 2.0  # after a cut: a silence that began in it is noticed by then
 
 
 @dataclass
@@ -44,15 +70,21 @@ class Fault:
     in_force: float | None = None
     next_token: float | None = None  # of any stream that had fallen silent
     every_stream: float | None = None  # all of them have gone on
+    healed: float | None = None  # a cut has ended, or the controller is back
+    plans: int = 0  # other plans until the next fault
+    epochs: int = 0  # new ones in force until then
+    survivor_restarts: int = 0  # processes that were none of the victims, and have another id
 
     STEPS: ClassVar = ("noticed", "planned", "in_force", "next_token", "every_stream")
+    COUNTS: ClassVar = ("plans", "epochs", "survivor_restarts")
 
     def __str__(self) -> str:
-        times = ", ".join(f"{name} {value:.3f}" for name in self.STEPS if (value := getattr(self, name)) is not None)
+        told = {name: getattr(self, name) for name in ("healed", *self.STEPS)}
+        times = ", ".join(f"{name} {value:.3f}" for name, value in told.items() if value is not None)
         return f"{self.kind} of {', '.join(self.victims)}{' (leads)' if self.led else ''}: {times}"
 
     def as_json(self) -> dict[str, object]:
-        names = ("kind", "victims", "led", *self.STEPS)
+        names = ("kind", "victims", "led", "healed", *self.STEPS, *self.COUNTS)
         return {name: getattr(self, name) for name in names}
 
     def take(self, answers: Sequence[Answer]) -> None:
@@ -72,8 +104,10 @@ class Fault:
 
 @dataclass
 class Injector:
-    """Breaks things, one at a time, and looks at the deployment whenever that changes."""
+    """Breaks things, one at a time, and looks at the deployment whenever that changes. `net`: of slots that are to be cut off."""
 
+    grace_seconds: float
+    net: Apart | None = None
     faults: list[Fault] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -83,9 +117,13 @@ class Injector:
         self._epoch = 0
         self._plan: object = None
         self._pids: dict[str, int] = {}
+        self._lives: dict[str, int] = {}
+        self._counted = 0  # the newest epoch in force
+        self._served: object = None  # the plan
 
     def look(self, deployment: LocalDeployment) -> None:
         """Called after every change."""
+        self._count(deployment)
         fault = self._now
         if fault is not None:
             past = time.monotonic() - fault.at
@@ -98,17 +136,39 @@ class Injector:
                 self._now = None
         self._changed.set()
 
+    def _count(self, deployment: LocalDeployment) -> None:
+        """What else changes by a fault, also after it is over."""
+        epoch, plan, pids = _newest(deployment), deployment.plan, deployment.pids
+        if self.faults:
+            fault = self.faults[-1]
+            anew = {name for name, pid in pids.items() if self._lives.get(name, pid) != pid}
+            fault.survivor_restarts += len(anew - set(fault.victims))
+            fault.epochs += epoch > self._counted
+            fault.plans += plan is not self._served
+        self._counted, self._served = max(epoch, self._counted), plan
+        self._lives |= pids
+
     async def strike(self, deployment: LocalDeployment, kind: FaultKind, draw: random.Random) -> None:
         """Returns once the deployment serves again. Raises TimeoutError where it does not."""
         await deployment.ready()
         slots = sorted({stage.slot for stage in deployment.plan.stages})
         leaders = {stage.slot for stage in deployment.plan.stages if stage.leader}
-        victims = tuple(draw.sample(slots, 2 if kind in {"two at once", "during the repair"} else 1))
-        later = draw.uniform(0, _DURING_SECONDS)
-        self._epoch = max(status.committed_epoch for status in deployment.slot_statuses.values())
+        among = sorted(leaders) if kind == "cut off from the gateway" else slots  # which speaks with no other
+        victims = tuple(draw.sample(among, 2 if kind in {"two at once", "during the repair"} else 1))
+        self._epoch = _newest(deployment)
         self._plan, self._pids = deployment.plan, deployment.pids
         fault = Fault(kind, victims, time.monotonic(), not leaders.isdisjoint(victims))
         self.faults.append(fault)
+        if kind in _CUTS:
+            await self._cut(deployment, fault, draw)
+        elif kind in {"killed unattended", "back unattended"}:
+            await self._while_away(deployment, fault, draw)
+        else:
+            await self._break(deployment, fault, draw)
+
+    async def _break(self, deployment: LocalDeployment, fault: Fault, draw: random.Random) -> None:
+        kind, victims = fault.kind, fault.victims
+        later = draw.uniform(0, _DURING_SECONDS)
         self._now, self._more = fault, kind == "during the repair"
         hits = {"kill": 1, "two at once": 2, "during the repair": 1, "gone": 1}.get(kind, 0)
         for victim in victims[:hits]:
@@ -119,13 +179,53 @@ class Injector:
             if kind == "during the repair":
                 await asyncio.sleep(later)
                 self._more = False
-                self._epoch = max(status.committed_epoch for status in deployment.slot_statuses.values())
+                self._epoch = _newest(deployment)
                 _send(deployment.pids.get(victims[1], 0), signal.SIGKILL)
             while self._now is not None:
                 self._changed.clear()
                 if kind == "gone":
                     self._kill_again(deployment, victims[0])
                 await self._changed.wait()
+
+    async def _cut(self, deployment: LocalDeployment, fault: Fault, draw: random.Random) -> None:
+        """Within the grace or beyond it, both as often."""
+        assert self.net is not None, "slots that are to be cut off have namespaces of their own"
+        (victim,) = fault.victims
+        brief = draw.uniform(*_BRIEF_SECONDS)
+        seconds = draw.choice((brief, self.grace_seconds + draw.uniform(*_BEYOND_SECONDS)))
+        self.net.cut(victim, _CUTS[fault.kind], deployment.slot_endpoints[victim].port)
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            self.net.heal(victim)
+        fault.healed = time.monotonic() - fault.at
+        await asyncio.sleep(_SETTLE_SECONDS)
+        await self._until(lambda: self._is_whole(deployment), deployment)
+        fault.in_force = time.monotonic() - fault.at
+
+    async def _while_away(self, deployment: LocalDeployment, fault: Fault, draw: random.Random) -> None:
+        """This process is stopped meanwhile."""
+        (victim,) = fault.victims
+        wanted = absence.Absence(
+            controller=os.getpid(),
+            victim=victim,
+            pid=self._pids[victim],
+            url=deployment.options.url if deployment.options.orders else "",
+            seconds=draw.uniform(*_AWAY_SECONDS),
+            namespaces=self.net.files if self.net is not None and fault.kind == "back unattended" else {},
+        )
+        moments = await asyncio.to_thread(absence.play, wanted)
+        fault.at, fault.healed = moments.lost, moments.back - moments.lost
+        fault.planned = None if moments.carried_out is None else moments.carried_out - moments.lost
+        await self._until(lambda: self._is_whole(deployment) and _newest(deployment) > self._epoch, deployment)
+        fault.in_force = time.monotonic() - fault.at
+
+    async def _until(self, holds: Callable[[], bool], deployment: LocalDeployment) -> None:
+        async with asyncio.timeout(_PATIENCE_SECONDS):
+            while not holds():
+                self._changed.clear()
+                await self._changed.wait()
+            await deployment.ready()
 
     def _kill_again(self, deployment: LocalDeployment, victim: str) -> None:
         """Whatever is started in its place."""
@@ -147,11 +247,29 @@ class Injector:
             return deployment.plan is not self._plan
         return any(status.prepare.epoch > self._epoch for status in deployment.slot_statuses.values())
 
+    def _is_whole(self, deployment: LocalDeployment) -> bool:
+        """All slots of the plan and the gateway are of one epoch, and nobody misses anybody."""
+        slots, gateway = {stage.slot for stage in deployment.plan.stages}, deployment.gateway_status
+        statuses = [status for name, status in deployment.slot_statuses.items() if name in slots]
+        epochs = {status.committed_epoch for status in statuses}
+        return (
+            len(statuses) == len(slots)
+            and gateway is not None
+            and epochs == {gateway.epoch}
+            and gateway.leaders_connected == len(deployment.plan.replicas)
+            and not any(status.lost_peers for status in statuses)
+        )
+
     def _is_in_force(self, deployment: LocalDeployment) -> bool:
         slots, gateway = {stage.slot for stage in deployment.plan.stages}, deployment.gateway_status
         epochs = {status.committed_epoch for name, status in deployment.slot_statuses.items() if name in slots}
         known = slots <= set(deployment.slot_statuses) and len(epochs) == 1
         return known and max(epochs) > self._epoch and gateway is not None and gateway.epoch == max(epochs)
+
+
+def _newest(deployment: LocalDeployment) -> int:
+    """Of the epochs that slots serve."""
+    return max((status.committed_epoch for status in deployment.slot_statuses.values()), default=0)
 
 
 def _send(pid: int, number: int) -> None:

@@ -1,8 +1,9 @@
 """Faults at random moments under `strata up` with 16 streams running: what is lost, what is doubled, and how long clients wait.
 
-`python -m benchmarks.kills [--kills 100] [--seed 16] [--scenes kill,hung,stuck,replica,gone,bf16] [--json FILE]`. The whole local chain: the supervisor
-(in this process), slots and gateway as processes, HTTP clients in a process of their own, strata-tiny. Every text is compared with what the same
+`python -m benchmarks.kills [--kills 100] [--seed 16] [--scenes kill,hung,...] [--quick] [--json FILE]`. The whole local chain: the supervisor (in a
+process for each scene), slots and gateway as processes, HTTP clients in a process of their own, strata-tiny. Every text is compared with what the same
 request got before anything went wrong. A seed gives the same faults in the same order; when the machine meets them it alone decides.
+Scenes whose slots are cut off need root, for network namespaces; elsewhere they say so and are skipped.
 """
 
 import argparse
@@ -10,67 +11,32 @@ import asyncio
 import contextlib
 import json
 import logging
+import math
+import multiprocessing
 import random
 import statistics
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import hanging_slot
-from benchmarks.deployment import NAME, Wishes
-from benchmarks.faults import Fault, FaultKind, Injector
+from benchmarks.deployment import NAME
+from benchmarks.fault_scenes import SCENES, STREAMS, Scene, deployed
+from benchmarks.faults import Fault, Injector
 from benchmarks.load.answers import Answer, Kind, kinds, load, undisturbed
 from benchmarks.rows import Row, run
-from strata_operator.commands.inputs import measured, read_question
-from strata_operator.commands.up import UpOptions, local_options
-from strata_operator.decide.planning import takeover_of
-from strata_operator.local.deployment import LocalDeployment, Programs
-from strata_operator.local.mending import Mender
+from strata_operator.local.deployment import LocalDeployment
 from strata_operator.local.run import log_to
-from strata_planner.search.planning import make_plan
 
-MODEL = Path("examples/models/strata-tiny").resolve()
-KILLS, STREAMS, SEED = 100, 16, 16
+_RESTARTS = "processes that nothing had befallen"
+KILLS, SEED = 100, 16
 PAUSE_SECONDS = (1.5, 4.5)  # between a repair and the next fault: few epochs enough that none is put off
-
-
-@dataclass(frozen=True)
-class Scene:
-    """A deployment, and what befalls it. `share`: of the kills that are asked for; `faults`: each with its weight."""
-
-    name: str
-    wishes: Wishes
-    faults: dict[FaultKind, int]
-    share: float
-    max_replicas: int = 1
-    step_timeout: int | None = None  # seconds that a step may be still; None: by default
-    losses: int = 0  # slots that it can lose for good before it is started anew; 0: none is
-
-    @property
-    def is_exact(self) -> bool:
-        return self.wishes.compute_type == "float32"
-
-
-def _wishes(stages: int, compute_type: str = "float32") -> Wishes:
-    return Wishes(
-        MODEL, max_model_len=768, prompt_tokens=220, output_tokens=220, concurrency=STREAMS, stages=stages,
-        compute_type=compute_type, device_bytes=600_000_000,
-    )  # fmt: skip
-
-
-SCENES = (
-    Scene("kill", _wishes(3), {"kill": 8, "two at once": 1, "during the repair": 1}, 1.0),
-    Scene("hung", _wishes(3), {"hung": 1}, 0.1),
-    Scene("stuck", _wishes(3), {"stuck": 2, "deaf": 1}, 0.1, step_timeout=3),
-    Scene("replica", _wishes(2), {"kill": 1}, 0.2, max_replicas=2),
-    Scene("gone", _wishes(3), {"gone": 1}, 0.12, losses=2),
-    Scene("bf16", _wishes(3, "bfloat16"), {"kill": 8, "two at once": 1, "during the repair": 1}, 0.2),
-)
+QUICK_FAULTS, QUICK_STREAMS = 2, 6  # of a scene, at most
 
 
 @dataclass(frozen=True)
@@ -104,6 +70,16 @@ class Seen:
         same = sum(one == other for got, wanted in pairs for one, other in zip(got, wanted, strict=False))
         return same / max(1, sum(max(len(got), len(wanted)) for got, wanted in pairs))
 
+    @property
+    def restarts(self) -> int:
+        """Of processes that nothing had befallen."""
+        return sum(fault.survivor_restarts for fault in self.faults)
+
+    @property
+    def alone(self) -> float:
+        """Share of the losses after which streams went on before the controller was back."""
+        return sum((one.next_token or math.inf) < (one.healed or 0.0) for one in self.faults) / len(self.faults)
+
     def _is_fixed(self, kind: int) -> bool:
         return len(self.wanted[kind].tokens) in self._asked_lengths
 
@@ -116,39 +92,12 @@ class Seen:
         return answer.tokens, answer.text
 
 
-@contextlib.asynccontextmanager
-async def deployed(scene: Scene, folder: Path) -> AsyncIterator[tuple[LocalDeployment, Injector]]:
-    """As `strata up` starts it, but for the fewest stages, which a repair may go below: here they only force a split."""
-    files = [folder / "deployment.json", folder / "cluster.json"]
-    described = json.loads(json.dumps(scene.wishes.deployment()))
-    described["spec"]["placement"] |= {"maxStages": scene.wishes.stages, "maxReplicas": scene.max_replicas}
-    if scene.step_timeout is not None:
-        described["spec"]["runtime"]["stepTimeoutSeconds"] = scene.step_timeout
-    cluster = replace(scene.wishes, stages=scene.wishes.stages * scene.max_replicas).cluster()
-    for file, content in zip(files, (described, cluster), strict=True):
-        file.write_text(json.dumps(content))
-    question = measured(read_question(files[0], files[1], measure=False))
-    plan = make_plan(question.request).plan
-    logs = folder / "logs"
-    logs.mkdir()
-    programs = Programs(slot=hanging_slot.__name__)
-    up = UpOptions(files[0], files[1], "127.0.0.1", 0, None, logs, programs=programs)
-    options = local_options(up, question, plan, logs)
-    free = replace(question.request, min_stages=1)
-    mender = Mender(free, takeover_of(question.deployment), question.deployment.spec.replanning.min_gain)
-    injector = Injector()
-    deployment = LocalDeployment(plan, replace(options, mender=mender), lambda: injector.look(deployment))
-    async with deployment:
-        await deployment.ready()
-        yield deployment, injector
-
-
-async def play(scene: Scene, count: int, seed: int) -> Seen:
+async def play(scene: Scene, count: int, seed: int, streams: int) -> Seen:
     """So many faults, in as many deployments as they take."""
     faults: list[Fault] = []
     answers: list[Answer] = []
     wanted: list[Answer] = []
-    asked = kinds(NAME, STREAMS, seed)
+    asked = kinds(NAME, streams, seed)
     draw = random.Random(f"{seed} {scene.name}")
     while len(faults) < count:
         here = min(count - len(faults), scene.losses or count)
@@ -191,12 +140,12 @@ async def _under_load(
 
 def shown(seen: Sequence[Seen]) -> Table:
     table = Table(title="seconds from the fault on: median / p99", title_justify="left")
-    for column in ("scene", "fault", "times", "noticed", "planned", "in force", "next token", "every stream"):
+    for column in ("scene", "fault", "times", "noticed", "planned", "in force", "next token", "every stream", "healed"):
         table.add_column(column)
     for scene in seen:
         for kind in scene.scene.faults:
             these = [fault for fault in scene.faults if fault.kind == kind]
-            columns = [[getattr(fault, name) for fault in these] for name in Fault.STEPS]
+            columns = [[getattr(fault, name) for fault in these] for name in (*Fault.STEPS, "healed")]
             if these:
                 table.add_row(scene.scene.name, kind, str(len(these)), *map(_two, columns))
     return table
@@ -211,6 +160,17 @@ def quantile(values: Sequence[float], share: float = 0.99) -> float:
     return sorted(values)[min(len(values) - 1, int(share * len(values)))]
 
 
+def totals(seen: Sequence[Seen]) -> list[Row]:
+    """Over all runs."""
+    requests = sum(len(each.answers) for each in seen)
+    told = (
+        ("lost_requests", sum(len(each.lost) for each in seen), f"of {requests} requests"),
+        ("doubled_tokens", sum(each.miscounted for each in seen), "tokens, or skipped"),
+        ("survivor_restarts", sum(each.restarts for each in seen), _RESTARTS),
+    )
+    return [Row(name, value, unit, goal=0, lower_is_better=True) for name, value, unit in told]
+
+
 def rows_of(seen: Sequence[Seen]) -> list[Row]:
     rows = []
     for each in seen:
@@ -223,7 +183,15 @@ def rows_of(seen: Sequence[Seen]) -> list[Row]:
             Row(f"{name}_lost", len(each.lost), f"of {count} requests", goal=0, lower_is_better=True),
             Row(f"{name}_doubled", each.miscounted, "tokens, or skipped", goal=0, lower_is_better=True),
             Row(f"{name}_equal", each.equal, "of the tokens", goal=1.0 if each.scene.is_exact else None),
+            Row(f"{name}_survivor_restarts", each.restarts, _RESTARTS, goal=0, lower_is_better=True),
         ]
+        if each.scene.name == "partition":
+            plans = sum(fault.plans for fault in each.faults)
+            rows.append(Row(f"{name}_plans", plans, "other plans", goal=0, lower_is_better=True))
+        if each.scene.orders:
+            rows.append(
+                Row(f"{name}_alone", each.alone, "of the losses: streams went on without a controller", goal=1.0)
+            )
         for kind in each.scene.faults:
             first = [one.next_token for one in each.faults if one.kind == kind and one.next_token is not None]
             if first:
@@ -244,14 +212,35 @@ def difference(got: Answer, wanted: Answer) -> str:
     )
 
 
-def measure(kills: int, seed: int, names: Sequence[str], times: Path | None) -> list[Row]:
-    scenes = [scene for scene in SCENES if scene.name in names]
-    seen = [asyncio.run(play(scene, max(1, round(kills * scene.share)), seed)) for scene in scenes]
+def play_alone(scene: Scene, count: int, seed: int, streams: int) -> Seen:
+    """In a process of its own, which may be stopped: it is the scene's controller."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(_play, scene, count, seed, streams).result()
+
+
+def _play(scene: Scene, count: int, seed: int, streams: int) -> Seen:
+    log_to(Console(stderr=True))
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    return asyncio.run(play(scene, count, seed, streams))
+
+
+def measure(chosen: argparse.Namespace) -> list[Row]:
+    scenes = [scene for scene in SCENES if scene.name in chosen.scenes.split(",")]
+    seen, skipped = [], []
+    for scene in scenes:
+        if lacks := scene.lacks:
+            print(f"{scene.name}: skipped, {lacks}", flush=True)
+            skipped.append(Row(f"elastic_{scene.name}", None, f"skipped: {lacks}"))
+            continue
+        count, streams = max(1, round(chosen.kills * scene.share)), STREAMS
+        if chosen.quick:
+            count, streams = min(count, QUICK_FAULTS), QUICK_STREAMS
+        seen.append(play_alone(scene, count, chosen.seed, streams))
     Console(width=150).print(shown(seen))
-    if times:
+    if chosen.times:
         told = [fault.as_json() | {"scene": each.scene.name} for each in seen for fault in each.faults]
-        times.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
-    return rows_of(seen)
+        chosen.times.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+    return [*rows_of(seen), *skipped, *totals(seen)]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -260,10 +249,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--scenes", default=",".join(scene.name for scene in SCENES))
     parser.add_argument("--times", type=Path, metavar="FILE", help="write every fault's times to this file")
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK_FAULTS} faults a scene, {QUICK_STREAMS} streams")
     chosen, rest = parser.parse_known_args(sys.argv[1:] if arguments is None else arguments)
-    log_to(Console(stderr=True))
-    logging.getLogger("httpx").setLevel(logging.WARNING)
-    run("kills", lambda: measure(chosen.kills, chosen.seed, chosen.scenes.split(","), chosen.times), rest)
+    run("kills", lambda: measure(chosen), rest)
 
 
 if __name__ == "__main__":

@@ -126,6 +126,7 @@ LISTED: dict[str, tuple[str, ...]] = {
         "node_loss_seconds",
         *(f"node_loss_{step}" for step in ("noticed", "planned", "prepared", "committed")),
     ),
+    "kills": ("lost_requests", "doubled_tokens", "survivor_restarts"),
     "hostile": (
         "crashes",
         "epochs_by_strangers",

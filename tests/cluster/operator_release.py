@@ -113,6 +113,11 @@ class OperatorRelease:
                 f"--selector={_OPERATORS}",
             )  # fmt: skip
 
+    def kill(self) -> None:
+        """Without a chance to tidy up, or to give up its lease; its Deployment starts another one."""
+        end = ("--grace-period=0", "--force")
+        self.cluster.kubectl("delete", "pod", f"--namespace={NAMESPACE}", f"--selector={_OPERATORS}", *end)
+
     def logs(self, lines: int = 40) -> str:
         return self.cluster.kubectl("logs", f"deployment/{RELEASE}", f"--namespace={NAMESPACE}", f"--tail={lines}")
 

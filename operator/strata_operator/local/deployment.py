@@ -41,7 +41,7 @@ from strata_operator.local.mending import Mender
 from strata_operator.local.phases import Phases, phase_of
 from strata_operator.local.ports import check_port, until_listening
 from strata_operator.local.progress import Progress
-from strata_operator.local.services import GatewayService, Service, SlotService
+from strata_operator.local.services import HOST, GatewayService, Service, SlotService
 from strata_operator.render.epoch import Epoch
 from strata_planner.contract.control import STEP_TIMEOUT_SECONDS, Commit, GatewayStatus, SlotStatus
 from strata_planner.contract.keys import gateway_secret, new_secret, slot_secret
@@ -59,11 +59,12 @@ REPEAT_SECONDS = 0.2  # before the same steps are tried once more
 
 @dataclass(frozen=True, slots=True)
 class Programs:
-    """What is started: the runtime's modules, by name. Tests put others here."""
+    """What is started: the runtime's modules, by name, and where slots listen that do so elsewhere than at the loopback address. Tests put others here."""
 
     launcher: Sequence[str] = launching.COMMAND
     slot: str = "strata_runtime.slot.__main__"
     gateway: str = "strata_runtime.gateway.__main__"
+    hosts: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,6 +373,7 @@ def _make_services(
         ranks = max(role.tensor_parallel for role in roles)
         secret, flags = slot_secret(control_secret, name), _slot_flags(options, name, ranks)
         slots[name] = SlotService(name, modules.slot, logs, secret, roles=len(roles), flags=flags)
+        slots[name].host = modules.hosts.get(name, HOST)
     secret = gateway_secret(control_secret)
     return slots, GatewayService(modules.gateway, logs, secret, _gateway_arguments(plan, options))
 

@@ -138,7 +138,9 @@ class Launcher:
             self._ready.set_result(None)
         elif "id" in message:
             child = self._children[message["pid"]] = Child(message["pid"])
-            self._starting.pop(str(message["id"])).set_result(child)
+            starting = self._starting.pop(str(message["id"]))
+            if not starting.done():  # nobody waits for it any more: everything is about to end
+                starting.set_result(child)
         else:
             self._children.pop(message["pid"]).ended.set_result(message["exit"])
 

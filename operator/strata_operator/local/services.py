@@ -32,6 +32,7 @@ class Service(ABC):
 
     def __init__(self, name: str, module: str, logs: Path, secret: str) -> None:
         self.name = name
+        self.host = HOST  # where it listens; another one is set before the first start
         self.control: Endpoint | None = None
         self._child: Child | None = None
         self._control_port = 0
@@ -91,7 +92,7 @@ class Service(ABC):
             self._choose_ports()
         own = {"STRATA_CONTROL_KEY": self._secret}
         child = await launcher.spawn(self._module, self._arguments(), self._log_file, own)
-        self._child, self.control = child, Endpoint(HOST, self._control_port, self._secret)
+        self._child, self.control = child, Endpoint(self.host, self._control_port, self._secret)
         log.info("%s runs as process %d", self.name, child.pid)
         return child
 
@@ -114,7 +115,7 @@ class SlotService(Service):
 
     def _choose_ports(self) -> None:
         self.address = SlotAddress(
-            host=HOST,
+            host=self.host,
             control_port=self._control_port,
             data_port=free_ports(HOST, self._roles),
             request_port=free_ports(HOST, self._roles),
@@ -124,7 +125,7 @@ class SlotService(Service):
     def _arguments(self) -> list[str]:
         assert self.address is not None
         flags = ["--control-port", str(self.address.control_port)]
-        return ["--name", self.name, "--host", HOST, *flags, *self._flags]
+        return ["--name", self.name, "--host", self.host, *flags, *self._flags]
 
 
 class GatewayService(Service):

@@ -146,7 +146,7 @@ class CarryOut(Value, frozen=True, tag="carryOut"):
 
     @property
     def sealed(self) -> str:
-        return f"{self.after}/{self.silence_seconds!r}/{self.prepare}"
+        return f"{self.after}/{float(self.silence_seconds)!r}/{self.prepare}"  # 10 is 10.0 once it was sent
 
 
 class CommitOrder(Value, frozen=True, tag="commitOrder"):

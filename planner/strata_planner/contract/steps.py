@@ -12,12 +12,13 @@ FEWEST_PROMPTS = 2  # that a step takes if there are so many: a small one is not
 DRAFT_ROWS = (
     16  # rows that a step may want logits of, where it has fewer sequences: of drafted tokens, or of a prompt's own
 )
-FEWEST_TOKENS = 8  # of the prompt that is first in rank, which go on in any step
+FEWEST_TOKENS = 4  # of the prompt that is first in rank, which go on in any step
 OLDEST_SHARE = 4  # the prompt that is first in rank gets at least one part in so many of what prompts have of a step
 
-KEEPS_UP = 3  # times what the workload brings: what has come together is worked off
+KEEPS_UP = 3  # times what the workload brings, under its full load: what has come together is worked off
 STREAMS_PART = 0.8  # of the seconds that streams were promised: the rest is for what steps vary by
 _BLAME = 0.3  # share of a step's surprise that is believed at once
+_SURE = 0.1  # share of it that rows take which were seen alone
 
 
 class Prompt(Protocol):
@@ -39,11 +40,18 @@ def prompts_of_a_step(by_rank: Sequence[P], most: int) -> list[P]:
     return sorted([oldest, *others], key=_remaining)
 
 
-def fewest_tokens(prompts: int, page_tokens: int, brought: float) -> int:
+def fewest_tokens(prompts: int, page_tokens: int, brought: float, filled: float) -> int:
     """Of prompts in any step, however long it gets: some of the first in rank, and a block of another where others wait for theirs; or some more than the
-    workload brings while the step's rows decode (`brought`). Plans are told for steps of that mix: with fewer, more and more requests would wait.
+    workload brings while the step's rows decode (`brought`). Plans are told for steps of that mix: with fewer, more and more requests would wait. Of
+    micro-batches that are `filled` in part as large a part of that: where few requests are, a prompt keeps nobody waiting, and streams keep their pace.
     """
-    return max(min(FEWEST_TOKENS, page_tokens) + page_tokens * (prompts > 1), math.ceil(KEEPS_UP * brought))
+    beside = math.ceil(KEEPS_UP * filled * brought)
+    return max(min(FEWEST_TOKENS, page_tokens) + page_tokens * (prompts > 1), beside)
+
+
+def filled(requests: int, decode: int) -> float:
+    """The share of micro-batches of `decode` sequences that so many requests fill, of as few as hold them."""
+    return requests / (decode * -(-requests // decode)) if requests else 0.0
 
 
 def part_of_the_oldest(oldest: Prompt, budget: int, page_tokens: int) -> int:
@@ -80,7 +88,8 @@ class Pace:
 
     What a step takes is told as seconds of its decoding rows (for each padded number of them) + seconds of a token x tokens of prompts. How
     much longer or shorter it took is put down to both in the proportion of their shares, so that either is known also where every
-    step carries both. A step without such rows reads the weights too: it has the seconds of one row, so that few tokens alone do not
+    step carries both. Rows whose steps were seen without a prompt take little of it: a prompt's tokens get dearer towards its end, where they attend
+    to more. A step without such rows reads the weights too: it has the seconds of one row, so that few tokens alone do not
     seem to take all of it each.
     """
 
@@ -88,6 +97,7 @@ class Pace:
         self._rows: dict[int, float] = {}  # seconds, by padded rows
         self._token = 0.0  # further seconds for each token of a prompt
         self._met: set[int] = set()
+        self._alone: set[int] = set()  # padded rows whose steps were seen without a prompt
 
     def learn(self, rows: int, prompt_tokens: int, seconds: float) -> None:
         """A step has come back: rows that decoded in it, tokens of prompts, and seconds of the stage that took longest."""
@@ -106,7 +116,9 @@ class Pace:
             prompts = self._token * prompt_tokens
         surprise = _BLAME * (seconds / (alone + prompts) - 1) / (alone + prompts)
         if rows:
-            self._rows[size] *= 1 + surprise * alone
+            believed = _SURE if prompt_tokens and size in self._alone else 1.0
+            self._rows[size] *= 1 + surprise * alone * believed
+            self._alone |= {size} if not prompt_tokens else set()
         self._token *= 1 + surprise * prompts
 
     def decoding(self, rows: int) -> float:

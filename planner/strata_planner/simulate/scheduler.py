@@ -15,6 +15,7 @@ from strata_planner.contract.steps import (
     Pace,
     chunk_of,
     fewest_tokens,
+    filled,
     part_of_the_oldest,
     prompts_of_a_step,
 )
@@ -159,7 +160,8 @@ class Scheduler:
             return budget
         first_tokens = len(self._prefilling) + len(self.waiting)
         brought = self._limits.micro_batch.prompts_per_token * rows
-        fewest = fewest_tokens(len(self._prefilling), self._limits.page_tokens, brought)
+        part = filled(len(self._running) + len(self.waiting), self._limits.micro_batch.decode)
+        fewest = fewest_tokens(len(self._prefilling), self._limits.page_tokens, brought, part)
         return int(min(budget, max(fewest, self.pace.tokens(max(rows, 1), first_tokens))))
 
     def _lacks_a_block(self, sequence: Sequence) -> bool:

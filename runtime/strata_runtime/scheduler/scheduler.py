@@ -29,6 +29,7 @@ from strata_planner.contract.steps import (
     Pace,
     chunk_of,
     fewest_tokens,
+    filled,
     part_of_the_oldest,
     prompts_of_a_step,
 )
@@ -376,7 +377,9 @@ class Scheduler:
             return budget
         allowed = self.pace.tokens(max(rows, 1), first_tokens + len(self.waiting))
         brought = self.limits.micro_batch.prompts_per_token * rows
-        return int(min(budget, max(fewest_tokens(len(self._prefilling), self.limits.page_tokens, brought), allowed)))
+        part = filled(len(self.running) + len(self.waiting), self.limits.micro_batch.decode)
+        fewest = fewest_tokens(len(self._prefilling), self.limits.page_tokens, brought, part)
+        return int(min(budget, max(fewest, allowed)))
 
     def _apart_segments(self) -> list[tuple[Sequence, Segment]]:
         sequence = self._apart[0]

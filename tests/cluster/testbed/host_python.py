@@ -30,7 +30,7 @@ def host_python(*extra: Path) -> HostPython:
     `extra` folders are mounted read-only too (a model outside the checkout, say).
     """
     paths = _outermost(
-        [*_LIBRARIES, Path(sys.base_prefix), Path(sys.prefix), CHECKOUT, *(path.resolve() for path in extra)]
+        [*_LIBRARIES, Path(sys.base_prefix), *_environment(), CHECKOUT, *(path.resolve() for path in extra)]
     )
     names = {path: f"host-{number}" for number, path in enumerate(sorted(paths))}  # a path may hold what a name may not
     return HostPython(
@@ -46,6 +46,12 @@ def host_python(*extra: Path) -> HostPython:
 
 
 _PACKAGE_ROOTS = ("operator", "planner", "runtime")
+
+
+def _environment() -> tuple[Path, ...]:
+    """The virtual environment, and where it lies if that is a link: several checkouts may share one."""
+    prefix = Path(sys.prefix)
+    return prefix, prefix.resolve()
 
 
 def _outermost(paths: list[Path]) -> list[Path]:

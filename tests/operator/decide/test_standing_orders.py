@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from strata_operator.decide.epochs import Epoch, Ledger, Observed, next_steps
+from strata_operator.decide.planning import order_terms_of
 from strata_operator.decide.standing_orders import OrderTerms, carried_out, ordered_epochs, set_orders
 from strata_operator.render.epoch import epoch_objects, read_epoch
 from strata_planner.contract.control import (
@@ -19,6 +20,7 @@ from strata_planner.contract.control import (
     SetOrders,
     SlotDoor,
     SlotStatus,
+    encode,
     prepare_decoder,
 )
 from strata_planner.contract.keys import seal_of
@@ -73,9 +75,9 @@ def seen_of(world: World) -> Observed:
     )
 
 
-def told() -> tuple[World, Epoch, SetOrders]:
+def told(terms: OrderTerms = TERMS) -> tuple[World, Epoch, SetOrders]:
     world, epoch = serving()
-    orders = set_orders(epoch, seen_of(world), SECRETS, DOORS, TERMS)
+    orders = set_orders(epoch, seen_of(world), SECRETS, DOORS, terms)
     assert orders is not None
     return world, epoch, orders
 
@@ -113,6 +115,19 @@ def test_every_slot_gets_words_that_are_sealed_for_it() -> None:
         for slot, words in order.slots.items():
             assert words.seal == seal_of(SECRETS[slot], words.sealed)
             assert (words.after, words.silence_seconds) == (epoch.number, TERMS.silence_seconds)
+
+
+def test_a_seal_holds_over_the_wire_for_the_terms_that_objects_give() -> None:
+    """Whole seconds there, numbers with a point once they were sent."""
+    wish = a_deployment().with_spec(replanning={"takeover": {"standingOrders": {"silenceSeconds": 10}}}).build()
+    terms = order_terms_of(wish)
+    assert terms is not None
+    _, _, orders = told(terms)
+    received = msgspec.json.decode(encode(orders), type=SetOrders)
+    for order in received.orders:
+        for slot, words in order.slots.items():
+            taken = msgspec.json.decode(encode(words), type=CarryOut)
+            assert taken.seal == seal_of(SECRETS[slot], taken.sealed)
 
 
 def test_gateways_are_told_nothing_while_a_slot_would_not_understand_it_or_is_away() -> None:

@@ -17,6 +17,7 @@ import pytest
 
 from strata_operator.local.deployment import LocalDeployment, LocalOptions, Programs
 from strata_operator.local.errors import CrashedError, PortInUseError, RefusedError
+from strata_operator.local.launcher import Launcher, begin
 from strata_operator.local.mending import Mender
 from strata_operator.local.ports import free_port, free_ports
 from strata_operator.local.progress import Progress
@@ -290,6 +291,17 @@ async def test_a_slot_may_be_killed_any_number_of_times_once_it_has_served(tmp_p
             os.kill(killed, signal.SIGKILL)
             await until(lambda killed=killed: deployment.pids.get("b", killed) != killed)
             await deployment.ready()
+
+
+async def test_a_start_that_nobody_waits_for_any_more_hurts_nothing(tmp_path: Path) -> None:
+    """As of a slot that has just ended when everything does."""
+    launcher = Launcher(begin(tmp_path / "launcher.log", PROGRAMS.launcher))
+    started = tmp_path / "child.log"
+    await launcher.spawn("tests.operator.fake_slot_process", [], started, {})
+    starting = asyncio.create_task(launcher.spawn("tests.operator.fake_slot_process", [], started, {}))
+    await until(lambda: bool(launcher._starting))
+    starting.cancel()
+    await launcher.close()
 
 
 async def test_the_loss_of_the_launcher_ends_it_with_a_reason(tmp_path: Path) -> None:

@@ -64,12 +64,13 @@ def test_most_of_it_is_given_while_the_old_epoch_serves(
     tiny_llama: Path, plans: tuple[Plan, Plan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Full blocks, between steps that go on: behind the commit only what has been written since."""
-    ahead: list[HeldBlock] = []
-    behind: list[HeldBlock] = []
+    ahead: list[tuple[int, HeldBlock]] = []
+    behind: list[tuple[int, HeldBlock]] = []  # layer and block: of each, as stages get them apart
     take = Arriving.take
 
     def seen(arriving: Arriving, pages: KvPages, bodies: Sequence[memoryview]) -> None:
-        (ahead if threading.current_thread().name.startswith("prepare") else behind).extend(pages.blocks)
+        among = ahead if threading.current_thread().name.startswith("prepare") else behind
+        among.extend((pages.layer, each) for each in pages.blocks)
         take(arriving, pages, bodies)
 
     monkeypatch.setattr(Arriving, "take", seen)
@@ -94,10 +95,10 @@ def test_most_of_it_is_given_while_the_old_epoch_serves(
             got += [each.token for each in after.events()]
         assert computed_again(pipeline, plans[1]) == 0
     assert got == wanted
-    assert {len(each.tokens) for each in ahead} == {16 * TOKEN_BYTES}
-    full = {(each.block, each.tokens) for each in ahead}
+    assert {len(each.tokens) for _, each in ahead} == {16 * TOKEN_BYTES}
+    full = {(layer, each.block, each.tokens) for layer, each in ahead}
     assert len(full) >= len(long.prompt) // 16
-    assert not full & {(each.block, each.tokens) for each in behind}
+    assert not full & {(layer, each.block, each.tokens) for layer, each in behind}
 
 
 @pytest.mark.parametrize(
