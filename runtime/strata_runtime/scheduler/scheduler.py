@@ -24,7 +24,6 @@ from strata_planner.contract.frames import Segment
 from strata_planner.contract.plan import NO_SPECULATION, MicroBatch
 from strata_planner.contract.plan import Speculation as Wish
 from strata_planner.contract.steps import (
-    DRAFT_ROWS,
     WATERMARK,
     Pace,
     chunk_of,
@@ -102,9 +101,10 @@ class Scheduler:
         self.refill = (0, 0)  # first and end of the layers that blocks lack
         self._was_refill = False  # the step before was one for them
         self.pace = Pace()
-        most_rows = min(max(limits.micro_batch.decode, DRAFT_ROWS), limits.micro_batch.max_step_tokens)
         self._beside = limits.draft_positions > 0
-        self.speculation = Speculation(limits.speculation, most_rows, self.pace, drafts=limits.drafts or self._beside)
+        self.speculation = Speculation(
+            limits.speculation, limits.micro_batch.most_sampled, self.pace, drafts=limits.drafts or self._beside
+        )
         self._ready: deque[Sequence] = deque()  # decoding, nothing in flight
         self._step = 0
 
@@ -177,7 +177,7 @@ class Scheduler:
             return Batch([self._advance_draft(sequence) for sequence in drafting], len(drafting), draft=True)
         decoding = [self._advance(sequence, 1) for sequence in picked]
         rows = sum(segment.length for _, segment in decoding)
-        most = self.limits.micro_batch.most_prompts(rows)
+        most = max(self.limits.micro_batch.most_prompts(rows), self._resumed(rows))
         prompts = self._prefill_segments(self._prompt_budget(rows), most)
         return Batch(decoding + prompts, len(decoding))
 
@@ -380,6 +380,14 @@ class Scheduler:
         part = filled(len(self.running) + len(self.waiting), self.limits.micro_batch.decode)
         fewest = fewest_tokens(len(self._prefilling), self.limits.page_tokens, brought, part)
         return int(min(budget, max(fewest, allowed)))
+
+    def _resumed(self, rows: int) -> int:
+        """Sequences of an epoch before whose next token lacks little, as many as a step has room for beside those rows. Each costs what a row costs that decodes,
+        and all their streams wait: one large step has all their tokens before the last of several small ones.
+        """
+        size = self.limits.page_tokens
+        resumed = sum(bool(each.answered and each.found) and each.remaining <= size for each in self._whole())
+        return min(resumed, self.limits.micro_batch.most_sampled - rows)
 
     def _apart_segments(self) -> list[tuple[Sequence, Segment]]:
         sequence = self._apart[0]

@@ -282,6 +282,8 @@ class RunningRole:
             return True
         if not self._is_finishing:
             self._is_finishing = True
+            if isinstance(self.worker, LeaderWorker):
+                self.worker.hold()
             with suppress(zmq.Again):
                 self._word.send(encode(Finish(self.planned.replica, self.formed)), zmq.NOBLOCK)
         return self.worker.is_done
