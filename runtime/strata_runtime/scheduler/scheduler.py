@@ -100,6 +100,7 @@ class Scheduler:
         self._was_apart = False  # the step before was one of theirs
         self.refill = (0, 0)  # first and end of the layers that blocks lack
         self._was_refill = False  # the step before was one for them
+        self._has_refilled = False
         self.pace = Pace()
         self._beside = limits.draft_positions > 0
         self.speculation = Speculation(
@@ -438,9 +439,10 @@ class Scheduler:
         size, lacking = self.limits.page_tokens, self.blocks.lacking
         left = self.limits.micro_batch.max_step_tokens // size
         chosen = []
-        for sequence in [each for each in self._prefilling if self.lacks(each)][
-            : self.limits.micro_batch.most_prompts(0)
-        ]:
+        most = (
+            self.limits.micro_batch.most_prompts(0) if self._has_refilled else 1
+        )  # one goes on soon, others behind it
+        for sequence in [each for each in self._prefilling if self.lacks(each)][:most]:
             first = next((place for place, block in enumerate(sequence.blocks) if block in lacking), -1)
             run = (
                 list(itertools.takewhile(lacking.__contains__, sequence.blocks[first : first + left]))
@@ -456,6 +458,7 @@ class Scheduler:
             length = min(len(run) * size, sequence.computed - first * size)
             segment = Segment(sequence.sequence, first * size, length, 0, sequence.untold_blocks())
             chosen.append((sequence, segment))
+        self._has_refilled = self._has_refilled or bool(chosen)
         return chosen
 
     def _advance(self, sequence: Sequence, length: int) -> tuple[Sequence, Segment]:
