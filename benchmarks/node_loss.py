@@ -49,7 +49,7 @@ class Loss:
 
 def lose(chat: Deployed, stage: int, node: str) -> Loss:
     """Under a stream; returns when all serves again without the node, which stays away."""
-    with chat.client(120) as client:
+    with chat.client() as client:
         pieces = stream(client, chat.name, PROMPT, TOKENS)
         text = next(pieces) + next(pieces)
         began, killed = time.monotonic(), datetime.now(UTC)
@@ -106,7 +106,7 @@ def measured(losses: int) -> list[Loss]:
         found.append(loss)
         if number + 1 < losses:
             give_back(chat, node, 65 + number)
-    with chat.client(120) as client:
+    with chat.client() as client:
         undisturbed = "".join(stream(client, chat.name, PROMPT, TOKENS))
     wrong = [loss for loss in found if loss.text != undisturbed]
     if wrong:

@@ -232,7 +232,7 @@ class SlotProcess:
     def turn(self) -> None:
         self.slot._wakeup.clear()
         self.slot._answer()
-        self.slot._ended = None
+        self.slot._let_go()
         self.slot._watch_links()
         self.slot._finish()
         self.slot._watch_progress()

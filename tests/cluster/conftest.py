@@ -13,13 +13,20 @@ from tests.cluster.testbed.cluster import Cluster
 from tests.cluster.testbed.world import CHECKOUT, ENVIRONMENT_VARIABLE
 from tests.cluster.timings import TOLD, Steps
 
+SESSION_SECONDS = (
+    25 * 60
+)  # three times what all tests take: where the cluster itself is broken, each would wait for its own limit
+
 
 def pytest_cmdline_main(config: pytest.Config) -> int | None:
     """Start the session again inside a testbed when it was started outside of one."""
     if ENVIRONMENT_VARIABLE in os.environ or config.option.collectonly or config.option.help:
         return None
-    again = [sys.executable, "-m", "pytest", *config.invocation_params.args]
-    command = [sys.executable, "-m", "tests.cluster.testbed", "run", *again]
+    limit = f"--session-timeout={SESSION_SECONDS}"  # first, so that another one may be asked for
+    again = [sys.executable, "-m", "pytest", limit, *config.invocation_params.args]
+    # The testbed ends with this process, however it ends, and with it all that the session has started.
+    bound = ["setpriv", "--pdeathsig", "TERM", "--"]
+    command = [*bound, sys.executable, "-m", "tests.cluster.testbed", "run", *again]
     return subprocess.run(command, env={**os.environ, "PYTHONPATH": str(CHECKOUT)}, check=False).returncode
 
 

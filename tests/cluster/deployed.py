@@ -5,6 +5,7 @@ Called by the tests of deployments. Knows nothing of how the operator works.
 """
 
 import copy
+import secrets
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ KINDS = (
     "serviceaccounts,networkpolicies,poddisruptionbudgets,controllerrevisions"
 )
 INSTANCE = "app.kubernetes.io/instance"
+CLIENT_SECONDS = 60.0  # the longest pause here is half as long
 
 
 def manifest(name: str, namespace: str, **spec: Any) -> Manifest:
@@ -99,6 +101,7 @@ class Deployed:
                 events = kubernetes.watch.Watch().stream(
                     api.list_namespaced_custom_object, "strata.dev", "v1alpha1", self.namespace, "llmdeployments",
                     field_selector=f"metadata.name={self.name}", timeout_seconds=max(1, int(left)),
+                    _request_timeout=left + 10,  # of an API server that ends nothing any more
                 )  # fmt: skip
                 for event in events:
                     seen = event["object"]
@@ -140,16 +143,23 @@ class Deployed:
 
     def delete(self, seconds: float = 60) -> None:
         """With everything that came of it."""
-        self.cluster.kubectl("delete", "llmd", self.name, f"--namespace={self.namespace}", f"--timeout={int(seconds)}s")
+        self.cluster.kubectl(
+            "delete",
+            "llmd",
+            self.name,
+            f"--namespace={self.namespace}",
+            "--ignore-not-found",
+            f"--timeout={int(seconds)}s",
+        )
         self.wait_gone(seconds)
 
     def url(self) -> str:
         return f"http://{self.name}-gateway.{self.namespace}.svc.cluster.local:8000"
 
     @contextmanager
-    def client(self, timeout_seconds: float = 60) -> Iterator[openai.OpenAI]:
-        """The official client, pointed at the gateway's Service."""
-        with openai.OpenAI(base_url=f"{self.url()}/v1", api_key="none", timeout=timeout_seconds) as client:
+    def client(self) -> Iterator[openai.OpenAI]:
+        """The official client, pointed at the gateway's Service. It waits for each piece of an answer for CLIENT_SECONDS."""
+        with openai.OpenAI(base_url=f"{self.url()}/v1", api_key="none", timeout=CLIENT_SECONDS) as client:
             yield client
 
     def logs(self, pod: str) -> str:
@@ -168,6 +178,19 @@ class Deployed:
             ),
         ]
         return "\n\n".join(_try(look) for look in looks)
+
+
+@contextmanager
+def deployed(cluster: Cluster, operator: OperatorRelease, name: str, **spec: Any) -> Iterator[Deployed]:
+    """One in a namespace of its own, to be applied. Nothing is left of it behind the block: the next one finds all devices free."""
+    namespace = f"{name}-{secrets.token_hex(3)}"
+    cluster.kubectl("create", "namespace", namespace)
+    made = Deployed(cluster, operator, manifest(name, namespace, **spec))
+    try:
+        yield made
+        made.delete()
+    finally:
+        cluster.kubectl("delete", "namespace", namespace, "--wait=false")
 
 
 def _is_current(thing: Manifest) -> bool:

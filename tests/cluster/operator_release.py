@@ -75,7 +75,7 @@ class OperatorRelease:
 
     def rollback(self) -> None:
         """To the first values; returns when that operator is ready."""
-        self.cluster.helm("rollback", RELEASE, "1", f"--namespace={NAMESPACE}", "--wait", "--timeout=180s")
+        self.cluster.helm("rollback", RELEASE, "1", f"--namespace={NAMESPACE}", "--wait", "--timeout=120s")
 
     def wait_looked(self) -> None:
         """Until the operator that runs leads and has looked at everything twice from now on."""
@@ -98,7 +98,7 @@ class OperatorRelease:
 
     def uninstall(self) -> None:
         """The chart's objects, then what it keeps for its user: the definition, and with it every LLMDeployment."""
-        self.cluster.helm("uninstall", RELEASE, f"--namespace={NAMESPACE}", "--wait")
+        self.cluster.helm("uninstall", RELEASE, f"--namespace={NAMESPACE}", "--wait", "--timeout=60s")
         self.cluster.kubectl("delete", "crd", CRD, "--timeout=60s")
         self.cluster.kubectl("delete", "namespace", NAMESPACE, "--timeout=60s")
 
@@ -124,7 +124,7 @@ class OperatorRelease:
     def _helm(self, verb: str, *options: str, **values: Any) -> None:
         file = self._values_file(values)
         chart = str(CHECKOUT / "helm" / "strata")
-        where = [f"--namespace={NAMESPACE}", f"--values={file}", "--wait", "--timeout=180s"]
+        where = [f"--namespace={NAMESPACE}", f"--values={file}", "--wait", "--timeout=120s"]
         self.cluster.helm(verb, RELEASE, chart, *where, *options)
 
     def _values_file(self, values: dict[str, Any]) -> Path:

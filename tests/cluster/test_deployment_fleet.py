@@ -67,7 +67,7 @@ def gpu_manifest(name: str, namespace: str, model: str, **spec: Any) -> Manifest
             "model": {"uri": f"file:///models/{model}", "maxModelLen": 640},
             "workload": {"promptTokens": 512, "outputTokens": 100, "concurrency": 8},
             "placement": {"nodeSelector": {"type": "kwok"}},
-            "planning": {"timeLimitSeconds": 20},
+            "planning": {"timeLimitSeconds": 5},  # what is found by then will do
             **spec,
         },
     }

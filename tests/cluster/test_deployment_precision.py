@@ -1,14 +1,13 @@
 """Any precision on a cluster: the Job of examples/ makes the copy, the operator sees it, slots serve its 4-bit model."""
 
 import json
-import secrets
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.cluster.deployed import Deployed, manifest
+from tests.cluster.deployed import Deployed, deployed
 from tests.cluster.operator_release import OperatorRelease, machine_pod, models_folder
 from tests.cluster.testbed.cluster import Cluster, Manifest
 from tests.cluster.testbed.images import IMAGE
@@ -21,12 +20,11 @@ TOKENS = 40
 PROMPT = "<|user|>\nWhat does json.dumps do?<|end|>\n<|assistant|>\n"
 
 
-@pytest.fixture(scope="module")
-def namespace(cluster: Cluster) -> Iterator[str]:
-    name = f"any-{secrets.token_hex(3)}"
-    cluster.kubectl("create", "namespace", name)
-    yield name
-    cluster.kubectl("delete", "namespace", name, "--wait=false")
+@pytest.fixture
+def four(cluster: Cluster, operator: OperatorRelease) -> Iterator[Deployed]:
+    placement = {"minStages": 2, "maxStages": 2}
+    with deployed(cluster, operator, "four", precision={"allowed": [4]}, placement=placement) as four:
+        yield four
 
 
 def quantize_job(namespace: str) -> Manifest:
@@ -46,10 +44,8 @@ def quantize_job(namespace: str) -> Manifest:
     return job
 
 
-def test_a_job_makes_the_copy_and_slots_serve_its_four_bit_model(
-    cluster: Cluster, operator: OperatorRelease, namespace: str
-) -> None:
-    steps = Steps("any precision")
+def test_a_job_makes_the_copy_and_slots_serve_its_four_bit_model(cluster: Cluster, four: Deployed) -> None:
+    steps, namespace = Steps("any precision"), four.namespace
     cluster.apply(quantize_job(namespace))
     cluster.kubectl("wait", "--for=condition=complete", "job/quantize", f"--namespace={namespace}", "--timeout=120s")
     told: dict[str, Any] = json.loads(
@@ -58,11 +54,6 @@ def test_a_job_makes_the_copy_and_slots_serve_its_four_bit_model(
     assert told["folder"].endswith("strata-tiny/strata-any")
     steps.mark("quantized")
 
-    four = Deployed(
-        cluster,
-        operator,
-        manifest("four", namespace, precision={"allowed": [4]}, placement={"minStages": 2, "maxStages": 2}),
-    )
     four.apply()
     status = four.wait_ready()
     steps.mark("Ready")

@@ -5,7 +5,6 @@ is lost. Tokens are compared in fp32.
 """
 
 import os
-import secrets
 import signal
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -16,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.deployed import Deployed, manifest, stream
+from tests.cluster.deployed import Deployed, deployed, stream
 from tests.cluster.operator_release import NODE, OperatorRelease
 from tests.cluster.testbed.cluster import Cluster
 from tests.cluster.timings import Steps
@@ -28,7 +27,7 @@ TOKENS = 96
 STREAMS = [
     f"<|user|>\nWhat does {name} do?<|end|>\n<|assistant|>\n" for name in ("sorted", "json.loads", "zip", "open")
 ]
-LONG = 320  # tokens of an answer that is still being streamed when its replica, or the other one, is lost
+LONG = 160  # tokens of an answer that is still being streamed when its replica, or the other one, is lost
 COUNT_LABEL = "strata.dev/device.count"
 
 
@@ -40,18 +39,15 @@ def placement(degree: int) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def chat(cluster: Cluster, operator: OperatorRelease) -> Iterator[Deployed]:
-    """Ready on one of the node's two devices; the namespace and the label end with the module."""
-    namespace = f"ranks-{secrets.token_hex(3)}"
-    cluster.kubectl("create", "namespace", namespace)
+    """Ready on one of the node's two devices; it and the label end with the module."""
     cluster.kubectl("label", "node", "node-a", f"{COUNT_LABEL}=2")
     try:
-        chat = Deployed(cluster, operator, manifest("chat", namespace, placement=placement(1)))
-        chat.apply()
-        chat.wait_ready()
-        yield chat
+        with deployed(cluster, operator, "ranks", placement=placement(1)) as chat:
+            chat.apply()
+            chat.wait_ready()
+            yield chat
     finally:
         cluster.kubectl("label", "node", "node-a", f"{COUNT_LABEL}-")
-        cluster.kubectl("delete", "namespace", namespace, "--wait=false")
 
 
 @pytest.fixture(scope="module")
@@ -87,12 +83,18 @@ def test_two_ranks_in_a_pod_answer_as_one_device_does(chat: Deployed, expected: 
     assert text_of(chat) == expected
 
 
-def test_a_rank_that_is_killed_in_its_pod_is_replaced(chat: Deployed, expected: str) -> None:
+def test_a_rank_that_is_killed_in_its_pod_is_replaced_and_its_stream_goes_on(chat: Deployed, expected: str) -> None:
     (stage,) = chat.get()["status"]["stages"]
     epoch, before = chat.get()["status"]["committedEpoch"], chat.pods("slot")
     slot, nursery, rank = family_of(stage["slot"])
     steps = Steps("kill -9 of a rank in its pod")
-    os.kill(rank, signal.SIGKILL)
+    with chat.client() as client:
+        pieces = stream(client, chat.name, PROMPT, TOKENS)
+        text = next(pieces)
+        os.kill(rank, signal.SIGKILL)
+        text += "".join(pieces)
+    assert text == expected
+    steps.mark("stream complete")
     chat.wait(lambda now: now["phase"] == "Ready" and now["committedEpoch"] > epoch, "Ready in a new epoch")
     steps.mark("Ready")
     after = family_of(stage["slot"])
@@ -102,16 +104,6 @@ def test_a_rank_that_is_killed_in_its_pod_is_replaced(chat: Deployed, expected: 
         name: pod["metadata"]["uid"] for name, pod in before.items()
     }
     assert text_of(chat) == expected
-
-
-def test_a_stream_goes_on_where_a_rank_is_killed_meanwhile(chat: Deployed, expected: str) -> None:
-    (stage,) = chat.get()["status"]["stages"]
-    with chat.client(120) as client:
-        pieces = stream(client, chat.name, PROMPT, TOKENS)
-        text = next(pieces)
-        os.kill(family_of(stage["slot"])[-1], signal.SIGKILL)
-        text += "".join(pieces)
-    assert text == expected
 
 
 def test_the_loss_of_a_replica_leaves_the_streams_of_the_other_alone(chat: Deployed, cluster: Cluster) -> None:
@@ -154,7 +146,7 @@ def streamed(chat: Deployed, meanwhile: Callable[[], None] = lambda: None) -> li
     begun = Barrier(len(STREAMS), action=meanwhile, timeout=60)
 
     def text_to(prompt: str) -> str:
-        with chat.client(120) as client:
+        with chat.client() as client:
             pieces = stream(client, chat.name, prompt, LONG)
             text = next(pieces)
             begun.wait()

@@ -7,12 +7,13 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.cluster.testbed import cgroups
-from tests.cluster.testbed.processes import wait_until
+from tests.cluster.testbed.processes import TestbedError, output_of, wait_until
 from tests.cluster.testbed.world import World, mounts_below
 
 pytestmark = pytest.mark.cluster
@@ -26,9 +27,22 @@ def inner() -> Iterator[None]:
     INNER.destroy()
 
 
-def start(*arguments: str) -> subprocess.Popen[str]:
+@contextmanager
+def started(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """The testbed's command line. It ends with the block, its world with it."""
     command = [sys.executable, "-m", "tests.cluster.testbed", f"--name={INNER.name}", *arguments]
-    return subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    with subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def ended(*arguments: str) -> tuple[int, str]:
+    """Exit status and output of the same, once it has ended by itself."""
+    with started(*arguments) as process:
+        output, _ = process.communicate(timeout=60)
+    return process.returncode, output
 
 
 def processes() -> list[str]:
@@ -72,16 +86,15 @@ def _of_a_service(rule: str) -> bool:
 
 def test_a_testbed_leaves_nothing_when_its_command_has_ended() -> None:
     before = machine()
-    with start("run", "--nodes=1", "kubectl", "get", "nodes", "--no-headers") as run:
-        output, _ = run.communicate()
-    assert run.returncode == 0, output
+    status, output = ended("run", "--nodes=1", "kubectl", "get", "nodes", "--no-headers")
+    assert status == 0, output
     assert "node-a" in output
     assert machine() == before
 
 
 def test_a_testbed_ends_with_its_killed_starter_and_the_next_one_sweeps() -> None:
     before = machine()
-    with start("run", "--nodes=1", "sh", "-c", "echo inside; sleep 600") as run:
+    with started("run", "--nodes=1", "sh", "-c", "echo inside; sleep 60") as run:
         assert run.stdout is not None
         while (line := run.stdout.readline()) != "inside\n":
             assert line, "the testbed ended before its command began"
@@ -90,17 +103,20 @@ def test_a_testbed_ends_with_its_killed_starter_and_the_next_one_sweeps() -> Non
         wait_until(lambda: not processes(), "end of all processes of the killed testbed", 20)
     assert INNER.directory.exists()
 
-    with start("down") as down:
-        output, _ = down.communicate()
-    assert down.returncode == 0, output
+    status, output = ended("down")
+    assert status == 0, output
     assert machine() == before
+
+
+def test_a_command_that_does_not_end_is_ended_and_named() -> None:
+    with pytest.raises(TestbedError, match=r"sleep 60 did not end within 0\.2 s"):
+        output_of(["sleep", "60"], seconds=0.2)
 
 
 def test_a_second_testbed_of_the_same_name_is_refused() -> None:
     INNER.create(bound=True)
-    with start("up") as up:
-        output, _ = up.communicate()
-    assert up.returncode == 1
+    status, output = ended("up")
+    assert status == 1
     assert "is up already" in output
     assert INNER.first_process is not None
 

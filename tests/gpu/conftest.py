@@ -7,12 +7,14 @@ import pytest
 import torch
 
 from strata_runtime.formats import measured
+from strata_runtime.formats.vendor_sums import add_in_float32
 
 
 @pytest.fixture(autouse=True)
 def _needs_cuda() -> None:
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device on this machine: the GPU paths were not run")
+    add_in_float32(torch.device("cuda"))
 
 
 @pytest.fixture(autouse=True)

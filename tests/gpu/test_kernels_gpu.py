@@ -58,6 +58,10 @@ def test_a_module_quantized_on_the_cpu_computes_the_same_on_the_device(name: For
     tokens = torch.randn(5, 256, generator=torch.Generator().manual_seed(1)).to(COMPUTE_DTYPES[compute])
     assert stored_bytes_of(there) == stored_bytes(name, 320, 256, compute)
     tolerance = 8 * TOLERANCE[compute]
+    if (
+        name == "fp8_a8"
+    ):  # tensor cores of Hopper add products of 8-bit floats in some 14 bits (DeepSeek-V3, arXiv 2412.19437, section 3.3.2)
+        tolerance = max(tolerance, 2**-9)
     torch.testing.assert_close(there(tokens.cuda()).cpu(), here(tokens), rtol=tolerance, atol=tolerance)
 
 

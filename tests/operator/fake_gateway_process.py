@@ -16,5 +16,5 @@ def main(arguments: Sequence[str]) -> int:
     gateway = FakeGateway()
     gateway.incarnation, gateway.drafted = str(os.getpid()), DRAFTED
     serve_http(options.port)
-    serve(options.control_port, gateway_request_decoder, gateway.handle, lambda: None)
+    serve(f"{options.control_host}:{options.control_port}", gateway_request_decoder, gateway.handle, lambda: None)
     return 0

@@ -16,13 +16,13 @@ from strata_planner.contract.control import Watch, encode
 from strata_planner.contract.keys import curve_secret_key
 
 
-def serve(port: int, decoder: Any, handle: Callable[[Any], Any], settle: Callable[[], Any | None]) -> None:
+def serve(address: str, decoder: Any, handle: Callable[[Any], Any], settle: Callable[[], Any | None]) -> None:
     """Answer control messages for ever; `settle` is called when idle and returns a status that watchers must see."""
     context = zmq.Context()
     socket = context.socket(zmq.ROUTER)
     socket.curve_server = True
     socket.curve_secretkey = curve_secret_key(os.environ["STRATA_CONTROL_KEY"], "server")
-    socket.bind(f"tcp://127.0.0.1:{port}")
+    socket.bind(f"tcp://{address}")
     watchers = set()
     while True:
         if socket.poll(20):

@@ -42,5 +42,5 @@ def main(arguments: Sequence[str]) -> int:
         slot.finish_loading()
         return slot.status()
 
-    serve(options.control_port, slot_request_decoder, slot.handle, settle)
+    serve(f"{options.host}:{options.control_port}", slot_request_decoder, slot.handle, settle)
     return 0

@@ -13,7 +13,7 @@ from strata_planner.contract.formats import BITS_OF_FORMAT, ComputeType, FormatN
 from strata_planner.contract.judged import SearchEnded, Stated
 from strata_planner.contract.shadows import Shadow, ShadowOrder, orders_of
 from strata_planner.contract.shares import Shares, problem_of
-from strata_planner.contract.steps import FEWEST_PROMPTS
+from strata_planner.contract.steps import DRAFT_ROWS, FEWEST_PROMPTS
 from strata_planner.contract.strategies import StrategyTable
 from strata_planner.contract.values import ContractError, Value, from_json, to_json
 
@@ -122,6 +122,11 @@ class MicroBatch(Value, frozen=True, omit_defaults=True):
     def most_prompts(self, rows: int = 0) -> int:
         """That one step computes chunks of, beside so many rows that decode: short ones may fill a micro-batch's rows."""
         return max(self.prefill, FEWEST_PROMPTS, self.decode - rows)
+
+    @property
+    def most_sampled(self) -> int:
+        """Rows of a step of which logits may be wanted: of sequences, of drafted tokens, or of a prompt's own. Stages have room for so many."""
+        return min(max(self.decode, DRAFT_ROWS), self.max_step_tokens)
 
     def under_way(self, stages: int) -> int:
         """Of a pipeline of so many stages."""

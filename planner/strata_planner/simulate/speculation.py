@@ -19,7 +19,6 @@ from strata_planner.contract.draft_weights import has_draft
 from strata_planner.contract.forecast import AtAcceptance, Speculated, SpeculationForecast
 from strata_planner.contract.formats import ANY_PRECISION, FormatName
 from strata_planner.contract.plan import Plan, Replica, Speculation, Stage
-from strata_planner.contract.steps import DRAFT_ROWS
 from strata_planner.costs.latency import Latencies
 from strata_planner.costs.speculation import MOST_TOKENS, Guessing, RoundSeconds, best_tokens, speed_up
 from strata_planner.question.request import PlanRequest
@@ -156,7 +155,7 @@ class _Priced:
 
     def costs(self, load: _Load) -> RoundSeconds:
         rows = load.sequences
-        most_rows = min(max(self.replica.micro_batch.decode, DRAFT_ROWS), self.replica.micro_batch.max_step_tokens)
+        most_rows = self.replica.micro_batch.most_sampled
         plain = self._cycle(self._model, load, rows, lambda stage: stage(load.batch()))
         drafting = self._drafting
         draft = self._cycle(drafting, load, rows, lambda stage: stage(load.batch())) if drafting is not None else 0.0

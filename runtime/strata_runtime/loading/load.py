@@ -23,6 +23,7 @@ from strata_runtime.allocator import freed_at_once
 from strata_runtime.errors import InputError
 from strata_runtime.formats import COMPUTE_DTYPES
 from strata_runtime.formats.static8.activation_file import activations_of
+from strata_runtime.formats.vendor_sums import add_in_float32
 from strata_runtime.loading.artefact import Artefact, DamagedError, find_artefact
 from strata_runtime.loading.checkpoint import Checkpoint
 from strata_runtime.loading.difference import Difference
@@ -79,6 +80,7 @@ def load_stage(
     Raises UnsupportedModelError for what the engine or a format cannot do, InputError for a checkpoint or an any-precision copy that is damaged,
     incomplete, of another model, or does not have the role's layers.
     """
+    add_in_float32(device)
     while True:
         try:
             return _load(role, model_path, progress, device, options)

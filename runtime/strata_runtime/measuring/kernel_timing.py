@@ -26,6 +26,7 @@ from strata_runtime.formats.gptq.weight import GptqWeight
 from strata_runtime.formats.kernels import CHANNEL_KERNELS, GROUP_KERNELS, PLANE_KERNELS, Kernel
 from strata_runtime.formats.measured import TOKEN_COUNTS, Steps, steps_of
 from strata_runtime.formats.planes.planes import pack_planes
+from strata_runtime.formats.vendor_sums import add_in_float32
 from strata_runtime.formats.weights import PlanesWeight
 from strata_runtime.measuring.timing import CPU_FEATURES, CUDA_FEATURES, best_seconds, copies_beyond_cache
 
@@ -54,6 +55,7 @@ def fastest_kernels(
     compilers at first.
     """
     say("measuring: kernels by number of tokens")
+    add_in_float32(device)
     size, dtype = CUDA_FEATURES if device.type == "cuda" else CPU_FEATURES, COMPUTE_DTYPES[compute_type]
     found: dict[FormatName, Steps] = {}
     with torch.inference_mode():

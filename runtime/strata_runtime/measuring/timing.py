@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from strata_planner.contract.formats import ComputeType, FormatName
 from strata_runtime.formats import COMPUTE_DTYPES, MAKERS, make_linear, stored_bytes_of
+from strata_runtime.formats.vendor_sums import add_in_float32
 from strata_runtime.loading.blocked import dense_linear
 from strata_runtime.measuring.rates import PREFILL_TOKENS, SOME_TOKENS, LinearSeconds, Overheads, Timings, best_of
 
@@ -33,6 +34,7 @@ def take(
     """All the times of one device, a few seconds in all: twice, some time apart, and the better of each. `beside`: measured before."""
     size = CUDA_FEATURES if device.type == "cuda" else CPU_FEATURES
     dtype = COMPUTE_DTYPES[compute_type]
+    add_in_float32(device)
     with torch.inference_mode():
         weight = torch.randn(size, size, device=device, generator=torch.Generator(device).manual_seed(0)) * size**-0.5
         modules = {name: make_linear(weight, None, name, dtype) for name in MAKERS}

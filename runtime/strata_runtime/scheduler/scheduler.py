@@ -24,7 +24,6 @@ from strata_planner.contract.frames import Segment
 from strata_planner.contract.plan import NO_SPECULATION, MicroBatch
 from strata_planner.contract.plan import Speculation as Wish
 from strata_planner.contract.steps import (
-    DRAFT_ROWS,
     WATERMARK,
     Pace,
     chunk_of,
@@ -101,10 +100,12 @@ class Scheduler:
         self._was_apart = False  # the step before was one of theirs
         self.refill = (0, 0)  # first and end of the layers that blocks lack
         self._was_refill = False  # the step before was one for them
+        self._has_refilled = False
         self.pace = Pace()
-        most_rows = min(max(limits.micro_batch.decode, DRAFT_ROWS), limits.micro_batch.max_step_tokens)
         self._beside = limits.draft_positions > 0
-        self.speculation = Speculation(limits.speculation, most_rows, self.pace, drafts=limits.drafts or self._beside)
+        self.speculation = Speculation(
+            limits.speculation, limits.micro_batch.most_sampled, self.pace, drafts=limits.drafts or self._beside
+        )
         self._ready: deque[Sequence] = deque()  # decoding, nothing in flight
         self._step = 0
 
@@ -177,7 +178,7 @@ class Scheduler:
             return Batch([self._advance_draft(sequence) for sequence in drafting], len(drafting), draft=True)
         decoding = [self._advance(sequence, 1) for sequence in picked]
         rows = sum(segment.length for _, segment in decoding)
-        most = self.limits.micro_batch.most_prompts(rows)
+        most = max(self.limits.micro_batch.most_prompts(rows), self._resumed(rows))
         prompts = self._prefill_segments(self._prompt_budget(rows), most)
         return Batch(decoding + prompts, len(decoding))
 
@@ -381,6 +382,14 @@ class Scheduler:
         fewest = fewest_tokens(len(self._prefilling), self.limits.page_tokens, brought, part)
         return int(min(budget, max(fewest, allowed)))
 
+    def _resumed(self, rows: int) -> int:
+        """Sequences of an epoch before whose next token lacks little, as many as a step has room for beside those rows. Each costs what a row costs that decodes,
+        and all their streams wait: one large step has all their tokens before the last of several small ones.
+        """
+        size = self.limits.page_tokens
+        resumed = sum(bool(each.answered and each.found) and each.remaining <= size for each in self._whole())
+        return min(resumed, self.limits.micro_batch.most_sampled - rows)
+
     def _apart_segments(self) -> list[tuple[Sequence, Segment]]:
         sequence = self._apart[0]
         most = self.speculation.most_rows if sequence.wants_scores else self.limits.micro_batch.max_step_tokens
@@ -430,9 +439,10 @@ class Scheduler:
         size, lacking = self.limits.page_tokens, self.blocks.lacking
         left = self.limits.micro_batch.max_step_tokens // size
         chosen = []
-        for sequence in [each for each in self._prefilling if self.lacks(each)][
-            : self.limits.micro_batch.most_prompts(0)
-        ]:
+        most = (
+            self.limits.micro_batch.most_prompts(0) if self._has_refilled else 1
+        )  # one goes on soon, others behind it
+        for sequence in [each for each in self._prefilling if self.lacks(each)][:most]:
             first = next((place for place, block in enumerate(sequence.blocks) if block in lacking), -1)
             run = (
                 list(itertools.takewhile(lacking.__contains__, sequence.blocks[first : first + left]))
@@ -448,6 +458,7 @@ class Scheduler:
             length = min(len(run) * size, sequence.computed - first * size)
             segment = Segment(sequence.sequence, first * size, length, 0, sequence.untold_blocks())
             chosen.append((sequence, segment))
+        self._has_refilled = self._has_refilled or bool(chosen)
         return chosen
 
     def _advance(self, sequence: Sequence, length: int) -> tuple[Sequence, Segment]:

@@ -36,7 +36,7 @@ from strata_runtime.stage.executor import StageExecutor
 from strata_runtime.stage.handover import LivePages
 from strata_runtime.stage.inheritance import Inheritance
 from strata_runtime.stage.worker import Follower, Inlet, Links, Outlet, Worker, serve
-from strata_runtime.wire.transport import Keys, Link, connect, listen
+from strata_runtime.wire.transport import NEIGHBOUR_RETRY_MILLISECONDS, Keys, Link, connect, listen
 
 log = logging.getLogger(__name__)
 
@@ -282,6 +282,8 @@ class RunningRole:
             return True
         if not self._is_finishing:
             self._is_finishing = True
+            if isinstance(self.worker, LeaderWorker):
+                self.worker.hold()
             with suppress(zmq.Again):
                 self._word.send(encode(Finish(self.planned.replica, self.formed)), zmq.NOBLOCK)
         return self.worker.is_done
@@ -419,4 +421,5 @@ class RunningRole:
         address = self._slots[neighbour.slot]
         socket = self._context.socket(zmq.PUSH)
         self.links.append(Link(socket, neighbour.slot, time.monotonic(), CONNECT_PATIENCE_SECONDS))
-        return connect(socket, f"tcp://{address.host}:{address.data_port + neighbour.role}", Keys.of(secret))
+        endpoint = f"tcp://{address.host}:{address.data_port + neighbour.role}"
+        return connect(socket, endpoint, Keys.of(secret), retries=NEIGHBOUR_RETRY_MILLISECONDS)

@@ -4,6 +4,7 @@ Made by the slot at commit. The engine decides; this thread moves messages and r
 """
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 
 import torch
@@ -36,6 +37,9 @@ from strata_runtime.stage.tensors import from_bytes
 from strata_runtime.stage.worker import GLANCE_MILLISECONDS, Gathering, Inlet, Links, failure_of
 
 log = logging.getLogger(__name__)
+
+# Of requests that go on from an epoch before: gateways send them one behind the other, and the first step is to have them all.
+TOGETHER_MILLISECONDS, TOGETHER_SECONDS = 1, 0.01
 
 
 def limits_of(role: Role, vocabulary: int, drafter: Drafter | None = None) -> Limits:
@@ -100,11 +104,13 @@ class LeaderWorker:
         self.is_done = False
         self.done: Callable[[], None] = lambda: None
         self._finishes = False  # it makes no more steps: the next epoch does
+        self._holds = False  # likewise, before the stages have been told
         limits = limits_of(executor.role, executor.vocabulary, drafter)
         self._guesses = _Guesses(drafter)
         self.engine = Engine(limits, self._guesses.draft)
         self._keeps = not why_never(executor.role)  # stages learn what their blocks hold
         self._asks = self._keeps  # what they have kept: no step is made before all have said it
+        self._begun = False
         self._failed = False  # a later stage could not compute a step: nothing goes on until the next epoch
         self._lost = ""  # a slot of a later stage that is not reached
         self._epoch = epoch
@@ -145,10 +151,19 @@ class LeaderWorker:
         if self._inlet is not None and self._inlet.socket in ready:
             self._take_result(self._inlet)
         if self._gateways.socket in ready:
-            for identity, message in self._gateways.received():
-                self._answer(identity, message)
+            until = time.monotonic() + TOGETHER_SECONDS
+            while self._hear() and not self._begun and time.monotonic() < until:
+                self._gateways.socket.poll(TOGETHER_MILLISECONDS)
         if not self._failed:
             self._gateways.hello = self._hello()
+
+    def _hear(self) -> bool:
+        """All that has come from gateways. Whether any of it goes on from an epoch before: more of that may be on its way."""
+        goes_on = False
+        for identity, message in self._gateways.received():
+            self._answer(identity, message)
+            goes_on = goes_on or (isinstance(message, Submit) and bool(message.delivered))
+        return goes_on
 
     def _take_result(self, inlet: Inlet) -> None:
         received = inlet.receive()
@@ -193,9 +208,10 @@ class LeaderWorker:
 
     def _step(self) -> bool:
         """Run stage 0 on the engine's next step; False if there is none."""
-        step = None if self._failed or self._asks or self._finishes else self.engine.next_step()
+        step = None if self._failed or self._asks or self._finishes or self._holds else self.engine.next_step()
         if step is None:
             return False
+        self._begun = True
         header = self._header(step)
         try:
             output = self.executor.run(header, torch.tensor(step.token_ids, dtype=torch.int64))
@@ -288,6 +304,10 @@ class LeaderWorker:
         elif phase == "last":
             self._outlet.finish(Finish(replica, self._epoch, "over"))
             self._gateways.finish(self._is_over)
+
+    def hold(self) -> None:
+        """No step is begun any more. Called by the slot: its word to finish waits behind a step and the results that came meanwhile."""
+        self._holds = True
 
     def _is_over(self) -> None:
         """All tokens are on their way to gateways."""

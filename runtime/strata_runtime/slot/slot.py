@@ -62,6 +62,7 @@ log = logging.getLogger(__name__)
 
 # Between looks at what nothing tells of by itself: steps that do not get on, links that never came about.
 LOOP_MILLISECONDS = 250
+LET_GO_SECONDS = 0.25
 NO_PREPARE = PrepareState(epoch=0, phase="none")
 
 
@@ -98,6 +99,7 @@ class Slot:
         self._running: RunningEpoch | None = None
         self._finishing: Finishing | None = None
         self._ended: RunningEpoch | None = None  # its weights are let go of when the next one runs: that takes a while
+        self._switched = 0.0
         self._kept: list[KeptRole] = []  # of roles that have ended, for those of the next epoch
         self._giver: Giver | None = None  # of pages, to other slots
         self._failure = ""
@@ -133,7 +135,7 @@ class Slot:
                 self._poller.poll(LOOP_MILLISECONDS)
                 self._wakeup.clear()
                 self._answer()
-                self._ended = None
+                self._let_go()
                 self._watch_links()
                 self._finish()
                 self._watch_progress()
@@ -329,8 +331,13 @@ class Slot:
             for identity in finishing.asking:
                 self._send(identity, encode(self.status(fresh=False)))
 
+    def _let_go(self) -> None:
+        """Of the weights of roles that have ended, once streams go on: while they are given back nothing else of this process runs."""
+        if self._ended is not None and time.monotonic() > self._switched + LET_GO_SECONDS:
+            self._ended = None
+
     def _switch(self, loading: Loading, prepared: PreparedEpoch, asked: Prepare) -> None:
-        self._ended = self._running
+        self._ended, self._switched = self._running, time.monotonic()
         self._end_roles(asked)
         self._failure = ""
         kept, self._kept = self._kept, []

@@ -62,6 +62,11 @@ class FrameBounds:
         return max(self.role.micro_batch.max_step_tokens, self.role.micro_batch.decode)
 
     @property
+    def _most_prompts(self) -> int:
+        """That begin in one step: those that go on from an epoch before, too."""
+        return max(self.role.micro_batch.most_prompts(), self.role.micro_batch.most_sampled)
+
+    @property
     def most_operations(self) -> int:
         """A sequence holds a page of its own: so many can end between two steps, and as many start as a step has tokens."""
         return self.role.replica_page_budget + 2 * self.most_tokens
@@ -70,7 +75,7 @@ class FrameBounds:
     def most_blocks(self) -> int:
         """That one step appends: a sequence that decodes has one more at times, one whose prompt begins has all that were there already."""
         of_one = -(-self.role.max_model_len // self.role.page_tokens)
-        return self.most_tokens + self.role.micro_batch.most_prompts() * of_one
+        return self.most_tokens + self._most_prompts * of_one
 
     @property
     def header_bytes(self) -> int:
@@ -78,7 +83,7 @@ class FrameBounds:
         surveyed = (_HELD_BYTES + TOKEN_BYTES * self.role.page_tokens) * self.role.kv_page_budget
         if self.role.leader:
             return max(_TOKEN_BYTES * self.most_tokens, surveyed) + _REST_BYTES
-        ruled = self.role.micro_batch.most_prompts() * (_RULES_BYTES + _NUMBER_BYTES * self.role.max_model_len)
+        ruled = self._most_prompts * (_RULES_BYTES + _NUMBER_BYTES * self.role.max_model_len)
         rest = _OPERATION_BYTES * self.most_operations + ruled + _NUMBER_BYTES * self.most_blocks + _REST_BYTES
         return max((_SEGMENT_BYTES + _NUMBER_BYTES) * self.most_tokens + rest, surveyed + _REST_BYTES)
 

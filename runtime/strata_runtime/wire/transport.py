@@ -20,6 +20,9 @@ from strata_runtime.errors import InputError
 HEARTBEAT_MILLISECONDS = 250
 SILENCE_MILLISECONDS = 1500
 HANDSHAKE_MILLISECONDS = 5000  # who has not authenticated by then is shown out, with what was kept of its bytes
+RETRY_MILLISECONDS = (5, 500)
+# Of neighbours that switch to the same epoch, one after the other: streams wait. Until then the other end is of the epoch before, and refuses.
+NEIGHBOUR_RETRY_MILLISECONDS = (1, 4)
 SMALL_BYTES = 4 << 20  # of one message where nothing larger is said
 _WRAPPING_BYTES = 1024  # what CURVE adds to a message; its handshake is smaller than this, too
 
@@ -68,9 +71,17 @@ def listen(socket: S, endpoint: str, keys: Keys, largest_bytes: int = SMALL_BYTE
     return socket
 
 
-def connect(socket: S, endpoint: str, keys: Keys, largest_bytes: int = SMALL_BYTES) -> S:
-    """Connect, now or as soon as the other end is there."""
+def connect(
+    socket: S,
+    endpoint: str,
+    keys: Keys,
+    largest_bytes: int = SMALL_BYTES,
+    retries: tuple[int, int] = RETRY_MILLISECONDS,
+) -> S:
+    """Connect, now or as soon as the other end is there. `retries`: milliseconds between two attempts, at first and, doubled each time, at most."""
     _prepare(socket, largest_bytes)
+    socket.setsockopt(zmq.RECONNECT_IVL, retries[0])
+    socket.setsockopt(zmq.RECONNECT_IVL_MAX, retries[1])
     socket.curve_secretkey = keys.client_secret
     socket.curve_publickey = keys.client_public
     socket.curve_serverkey = keys.server_public
@@ -94,8 +105,6 @@ def _prepare(socket: zmq.Socket[Any], largest_bytes: int) -> None:
     socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MILLISECONDS)
     socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MILLISECONDS)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, SILENCE_MILLISECONDS)
-    socket.setsockopt(zmq.RECONNECT_IVL, 5)  # doubled from time to time: neighbours commit one after the other
-    socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
 
 
 def _see_to_gatekeeper(context: zmq.Context[Any]) -> None:

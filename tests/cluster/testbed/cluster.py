@@ -6,7 +6,6 @@ in files, so that the command line, a test session and a shell can use one clust
 
 import json
 import os
-import subprocess
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,11 +18,14 @@ from tests.cluster.testbed.control_plane import ControlPlane
 from tests.cluster.testbed.credentials import Credentials
 from tests.cluster.testbed.images import write_image
 from tests.cluster.testbed.nodes import DEFAULT_NODES, Node, NodeSpec, load_node
-from tests.cluster.testbed.processes import TestbedError, wait_until
+from tests.cluster.testbed.processes import TestbedError, output_of, wait_until
 from tests.cluster.testbed.tools import tool_path
 from tests.cluster.testbed.world import ENVIRONMENT_VARIABLE
 
 Manifest = dict[str, Any]
+
+TOOL_SECONDS = 150.0
+"""Longer than any `--timeout` that kubectl and helm are given here: those say what they waited for."""
 
 _USERS = {
     "admin": "system:masters",
@@ -60,19 +62,16 @@ class Cluster:
         return self.credentials.kubeconfig("admin")
 
     def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
-        """What kubectl prints; `TestbedError` with its complaint where it fails."""
+        """What kubectl prints; `TestbedError` with its complaint where it fails, or does not end within TOOL_SECONDS."""
         return self._tool("kubectl", arguments, stdin)
 
     def helm(self, *arguments: str) -> str:
-        """What helm prints; `TestbedError` with its complaint where it fails."""
+        """What helm prints; `TestbedError` with its complaint where it fails, or does not end within TOOL_SECONDS."""
         return self._tool("helm", arguments, None)
 
     def _tool(self, name: str, arguments: Sequence[str], stdin: str | None) -> str:
         command = [str(tool_path(name)), f"--kubeconfig={self.kubeconfig}", *arguments]
-        done = subprocess.run(command, input=stdin, text=True, capture_output=True, check=False)
-        if done.returncode != 0:
-            raise TestbedError(f"{name} {' '.join(arguments)}: {done.stderr.strip()}")
-        return done.stdout
+        return output_of(command, stdin=stdin, seconds=TOOL_SECONDS)
 
     def apply(self, *objects: Manifest) -> None:
         """`kubectl apply` of objects."""

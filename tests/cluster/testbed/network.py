@@ -66,7 +66,9 @@ def disconnect_pods(node: str) -> None:
     for result in Path("/var/lib/cni/results").glob(f"{network_name(node)}-*"):
         for interface in json.loads(result.read_text())["result"]["interfaces"]:
             if interface["name"].startswith("veth"):
-                subprocess.run(["ip", "link", "set", interface["name"], "down"], check=False, capture_output=True)
+                subprocess.run(
+                    ["ip", "link", "set", interface["name"], "down"], check=False, capture_output=True, timeout=30
+                )
 
 
 def start_proxy(directory: Path, credentials: Credentials, node: str) -> None:

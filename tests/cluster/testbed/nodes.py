@@ -94,7 +94,9 @@ class Node:
         for result in state.glob(f"results/{network.network_name(self.spec.name)}-*"):
             for interface in json.loads(result.read_text())["result"]["interfaces"]:
                 if sandbox := interface.get("sandbox"):
-                    subprocess.run(["ip", "netns", "delete", Path(sandbox).name], check=False, capture_output=True)
+                    subprocess.run(
+                        ["ip", "netns", "delete", Path(sandbox).name], check=False, capture_output=True, timeout=30
+                    )
             result.unlink()
         # The record of the last address stays: an address given again at once meets neighbours that remember its old link.
         for lease in (state / "networks" / network.network_name(self.spec.name)).glob("*.*.*.*"):
@@ -118,7 +120,7 @@ class Node:
         cgroups.join(f"{self.group}/system", pid)
         ask = ["ctr", f"--address={self.socket}", "version"]
         wait_until(
-            lambda: subprocess.run(ask, capture_output=True, check=False).returncode == 0,
+            lambda: subprocess.run(ask, capture_output=True, check=False, timeout=30).returncode == 0,
             f"containerd of {self.spec.name}",
             30,
             [self.containerd],

@@ -91,19 +91,39 @@ def _ended(pid: int) -> bool:
     return start_time(pid) is None
 
 
+COMMAND_SECONDS = 60.0
+"""No command here takes as long, but those that wait for something and say how long."""
+
+
 def call(*command: str, directory: Path | None = None) -> None:
-    """One command that must succeed; `TestbedError` with its complaint where it fails."""
-    done = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
+    """One command that must succeed, and end; `TestbedError` with its complaint where it does not."""
+    output_of(command, directory=directory)
+
+
+def output_of(
+    command: Sequence[str], *, stdin: str | None = None, directory: Path | None = None, seconds: float = COMMAND_SECONDS
+) -> str:
+    """What a command prints that must succeed within so long; `TestbedError` with its complaint where it does not."""
+    try:
+        done = subprocess.run(
+            command, input=stdin, cwd=directory, capture_output=True, text=True, check=False, timeout=seconds
+        )
+    except subprocess.TimeoutExpired as error:
+        raise TestbedError(f"{' '.join(command)} did not end within {seconds:g} s: {error.stderr!r}") from error
     if done.returncode != 0:
         raise TestbedError(f"{' '.join(command)} exited with {done.returncode}: {done.stderr.strip()}")
+    return done.stdout
 
 
 def wait_until(
     condition: Callable[[], bool], what: str, timeout_seconds: float, daemons: Sequence[Daemon] = ()
 ) -> None:
-    """Poll until the condition holds; `TestbedError` after the timeout, or at once when a daemon that it needs has ended."""
+    """Poll until the condition holds; `TestbedError` after the timeout, or at once when a daemon that it needs has ended.
+
+    A look that costs something, as kubectl's do, is taken half of the time at most: what is waited for needs the processors too.
+    """
     deadline = time.monotonic() + timeout_seconds
-    while not condition():
+    while not (looked := _looked(condition))[0]:
         for daemon in daemons:
             if daemon.pid is None:
                 raise TestbedError(
@@ -112,7 +132,13 @@ def wait_until(
         if time.monotonic() > deadline:
             logs = "\n".join(f"{daemon.log} ends:\n{daemon.last_words()}" for daemon in daemons)
             raise TestbedError(f"no {what} within {timeout_seconds:.0f} s\n{logs}")
-        time.sleep(0.05)
+        time.sleep(max(0.05, looked[1]))
+
+
+def _looked(condition: Callable[[], bool]) -> tuple[bool, float]:
+    """What a look showed, and how many seconds it took."""
+    began = time.monotonic()
+    return condition(), time.monotonic() - began
 
 
 def answers(url: str, *, certificate_authority: Path | None = None) -> bool:

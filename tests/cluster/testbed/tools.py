@@ -104,10 +104,14 @@ def missing(tools: Sequence[Tool] = TOOLS) -> list[Tool]:
 
 @contextmanager
 def _build_lock() -> Iterator[None]:
-    """One build at a time on a machine: a second builder waits, then finds everything there."""
+    """One build at a time on a machine: a second builder says that it waits, then finds everything there."""
     cache_dir().mkdir(parents=True, exist_ok=True)
     with (cache_dir() / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"waiting for another build, which holds {lock.name}", flush=True)
+            fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 

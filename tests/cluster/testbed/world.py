@@ -131,7 +131,7 @@ def remove_tree(directory: Path) -> None:
     mounted = mounts_below(directory)
     if mounted:
         raise WorldError(f"not removing {directory}: {mounted[0]} is mounted in it; unmount it first")
-    subprocess.run(["rm", "-rf", "--one-file-system", str(directory)], check=True)
+    subprocess.run(["rm", "-rf", "--one-file-system", str(directory)], check=True, timeout=120)
 
 
 def mounts_below(directory: Path) -> list[str]:

@@ -7,6 +7,7 @@ import re
 import signal
 import socket
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -68,9 +69,16 @@ def started_since(before: set[psutil.Process]) -> set[psutil.Process]:
     return children() - before
 
 
-async def until(holds: Callable[[], bool]) -> None:
-    while not holds():  # noqa: ASYNC110  what is awaited is the state of other processes
+async def until(holds: Callable[[], bool], what: str, seconds: float = 25) -> None:
+    """Ends before whoever surrounds it is cancelled, and says what did not happen."""
+    deadline = time.monotonic() + seconds
+    while not holds():  # what is awaited is the state of other processes
+        assert time.monotonic() < deadline, f"not {what} within {seconds:g} s"
         await asyncio.sleep(0.02)
+
+
+def in_epoch(deployment: LocalDeployment, number: int) -> bool:
+    return {status.committed_epoch for status in deployment.slot_statuses.values()} == {number}
 
 
 async def test_slots_have_the_environment_that_memory_is_predicted_for(
@@ -103,12 +111,24 @@ async def test_it_serves_the_plan_and_leaves_nothing_behind(tmp_path: Path) -> N
     assert not started_since(before)
 
 
+async def test_slots_listen_where_they_are_told_to(tmp_path: Path) -> None:
+    """As those of a benchmark, which have namespaces of their own."""
+    programs = replace(PROGRAMS, hosts={"b": "127.0.0.2"})
+    elsewhere = replace(options(tmp_path), programs=programs)
+    async with asyncio.timeout(30), LocalDeployment(a_plan("a", "b"), elsewhere) as deployment:
+        await deployment.ready()
+        assert {name: each.host for name, each in deployment.slot_endpoints.items()} == {
+            "a": "127.0.0.1",
+            "b": "127.0.0.2",
+        }
+
+
 @pytest.mark.parametrize("victim", swept(["a", "b"], ["b"]))
 async def test_a_slot_that_is_killed_comes_back_in_a_new_epoch(tmp_path: Path, victim: str) -> None:
     async with running(tmp_path) as deployment:
         killed = deployment.pids[victim]
         os.kill(killed, signal.SIGKILL)
-        await until(lambda: {status.committed_epoch for status in deployment.slot_statuses.values()} == {2})
+        await until(lambda: in_epoch(deployment, 2), "in epoch 2")
         await deployment.ready()
         assert deployment.pids[victim] != killed
 
@@ -129,7 +149,7 @@ async def test_a_slot_that_dies_while_it_is_asked_is_not_waited_for(
 
         monkeypatch.setattr(deployment._links, "all_answer", all_answer)
         os.kill(pids["a"], signal.SIGKILL)
-        await until(lambda: {status.committed_epoch for status in deployment.slot_statuses.values()} == {2})
+        await until(lambda: in_epoch(deployment, 2), "in epoch 2")
         assert deployment.pids["b"] != pids["b"]
 
 
@@ -142,12 +162,12 @@ async def test_a_slot_that_is_stopped_is_started_anew_once_its_neighbours_have_l
     async with running(tmp_path) as deployment:
         stopped = deployment.pids["b"]
         os.kill(stopped, signal.SIGSTOP)
-        await until(lambda: "b" not in deployment.slot_statuses)
+        await until(lambda: "b" not in deployment.slot_statuses, "silent")
         assert deployment.pids["b"] == stopped  # it may only be busy
         accused.write_text("b")
-        await until(lambda: deployment.pids.get("b", stopped) != stopped)
+        await until(lambda: deployment.pids.get("b", stopped) != stopped, "another process of b")
         accused.unlink()
-        await until(lambda: {status.committed_epoch for status in deployment.slot_statuses.values()} == {2})
+        await until(lambda: in_epoch(deployment, 2), "in epoch 2")
 
 
 async def test_a_slot_with_a_step_that_hangs_is_started_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,7 +177,7 @@ async def test_a_slot_with_a_step_that_hangs_is_started_anew(tmp_path: Path, mon
     async with running(tmp_path) as deployment:
         before = deployment.pids
         stuck.write_text("b")
-        await until(lambda: {status.committed_epoch for status in deployment.slot_statuses.values()} == {2})
+        await until(lambda: in_epoch(deployment, 2), "in epoch 2")
         await deployment.ready()
         assert {name for name, pid in deployment.pids.items() if before[name] != pid} == {"b"}
 
@@ -166,7 +186,7 @@ async def test_a_gateway_that_is_killed_learns_the_same_epoch(tmp_path: Path) ->
     async with running(tmp_path) as deployment:
         killed = deployment.pids["gateway"]
         os.kill(killed, signal.SIGKILL)
-        await until(lambda: deployment.pids.get("gateway", killed) != killed)
+        await until(lambda: deployment.pids.get("gateway", killed) != killed, "another gateway")
         await deployment.ready()
         assert {status.committed_epoch for status in deployment.slot_statuses.values()} == {1}
 
@@ -241,7 +261,7 @@ async def test_what_failed_while_nobody_waited_is_told_to_whoever_waits_next(
     monkeypatch.setenv("FAKE_SLOT_CRASHES", "b")
     monkeypatch.setattr("strata_operator.local.services.PAUSE_SECONDS", 0.0)
     async with asyncio.timeout(30), LocalDeployment(a_plan("a", "b"), options(tmp_path)) as deployment:
-        await until(lambda: any(task.done() for task in deployment._tasks))
+        await until(lambda: any(task.done() for task in deployment._tasks), "given up")
         with pytest.raises(CrashedError, match="ran out of luck"):
             await deployment.supervise()
 
@@ -269,11 +289,14 @@ asyncio.run(main())
 """
     supervisor = await asyncio.create_subprocess_exec(sys.executable, "-c", script, stdout=asyncio.subprocess.PIPE)
     assert supervisor.stdout is not None
-    pids = [int(pid) for pid in (await supervisor.stdout.readline()).split()]
-    assert len(pids) == 3
-    supervisor.kill()
-    await supervisor.wait()
-    await until(lambda: not any(psutil.pid_exists(pid) for pid in pids))
+    try:
+        async with asyncio.timeout(40):  # it gives itself 30
+            pids = [int(pid) for pid in (await supervisor.stdout.readline()).split()]
+        assert len(pids) == 3
+    finally:
+        supervisor.kill()
+        await supervisor.wait()
+    await until(lambda: not any(psutil.pid_exists(pid) for pid in pids), f"without any of {pids}")
 
 
 def test_free_ports_are_consecutive_and_free() -> None:
@@ -289,7 +312,7 @@ async def test_a_slot_may_be_killed_any_number_of_times_once_it_has_served(tmp_p
         for _ in range(6):
             killed = deployment.pids["b"]
             os.kill(killed, signal.SIGKILL)
-            await until(lambda killed=killed: deployment.pids.get("b", killed) != killed)
+            await until(lambda killed=killed: deployment.pids.get("b", killed) != killed, "another process of b")
             await deployment.ready()
 
 
@@ -299,9 +322,11 @@ async def test_a_start_that_nobody_waits_for_any_more_hurts_nothing(tmp_path: Pa
     started = tmp_path / "child.log"
     await launcher.spawn("tests.operator.fake_slot_process", [], started, {})
     starting = asyncio.create_task(launcher.spawn("tests.operator.fake_slot_process", [], started, {}))
-    await until(lambda: bool(launcher._starting))
+    await asyncio.sleep(0)  # it is asked for; a turn later it may be there already
+    assert launcher._starting
     starting.cancel()
     await launcher.close()
+    await asyncio.sleep(0)  # its pipe is closed in the loop's next turn
 
 
 async def test_the_loss_of_the_launcher_ends_it_with_a_reason(tmp_path: Path) -> None:
@@ -381,7 +406,9 @@ async def test_the_layers_of_a_slot_that_is_gone_for_good_are_taken_over_by_the_
         before = dict(deployment.pids)
         gone.write_text(names[1])
         os.kill(before[names[1]], signal.SIGKILL)
-        await until(lambda: [stage.slot for stage in deployment.plan.stages] == [names[0], names[2]])
+        await until(
+            lambda: [stage.slot for stage in deployment.plan.stages] == [names[0], names[2]], "without the second"
+        )
         await deployment.ready()
         assert {
             name: before[name] for name in (names[0], names[2], "gateway")

@@ -269,6 +269,49 @@ def test_a_replay_computes_what_lost_its_pages(refill: tuple[int, int]) -> None:
     assert [event.found for event in later] == [19, 19]
 
 
+def resumed(count: int, refill: tuple[int, int]) -> Pipeline:
+    """So many requests of their own prompts, each with its first token, in the next epoch."""
+    engine = Engine(limits(page_budget=100, step=64))
+    pipeline = Pipeline(engine)
+    asked = [submit(f"r{number}", [100 + number, *prompt(1, 9)], 4, stop_tokens=[]) for number in range(count)]
+    for each in asked:
+        engine.submit(each)
+    had: dict[str, int] = {}
+    while len(had) < count:
+        while len(pipeline.in_flight) < 2 and pipeline.step():
+            pass
+        had |= {event.request: event.token for event in pipeline.result() if not event.index}
+    after = Pipeline.after(pipeline, engine.scheduler.limits, refill=refill, small=SmallModel())
+    for each in asked:
+        after.engine.submit(structs.replace(each, delivered=[had[each.request]]))
+    return after
+
+
+@pytest.mark.parametrize(("count", "first"), [(3, 3), (10, 10), (16, 16), (20, 16)])
+def test_streams_that_go_on_are_in_one_step_as_far_as_it_has_room(count: int, first: int) -> None:
+    """Of a plan whose micro-batches have four sequences, and room for the logits of sixteen. Afterwards there are as many as ever."""
+    after = resumed(count, (0, 0))
+    step = after.engine.next_step()
+    assert step is not None
+    assert [(each.length <= 4, each.sample) for each in step.segments] == [(True, 1)] * first
+    after.accept(step)
+    assert len(after.drain()) >= count
+
+
+def test_of_streams_that_lack_layers_the_first_goes_on_before_the_others_are_filled() -> None:
+    after = resumed(6, (1, 2))
+    steps = []
+    for _ in range(3):
+        while len(after.in_flight) < 2 and (step := after.engine.next_step()):
+            after.accept(step)
+            steps.append((step.refill is not None, len(step.segments)))
+        after.result()
+    assert steps[:2] == [(True, 1), (False, 1)]
+    assert steps[2][0]
+    assert steps[2][1] > 1
+    after.drain()
+
+
 @pytest.mark.parametrize(("salt", "found"), [("mine", 16), ("", 0), ("yours", 0)])
 def test_what_a_salt_keeps_apart_stays_apart_over_a_change_of_epoch(salt: str, found: int) -> None:
     engine = Engine(limits())

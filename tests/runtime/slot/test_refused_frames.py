@@ -187,7 +187,7 @@ REFUSED: dict[str, tuple[list[bytes], str]] = {
     ),
     "too many pages": (
         [encode(structs.replace(GOOD, segments=[Segment(7, 0, 2, 1, (0,) * 200)])), hidden(2)],
-        "200 blocks; 96 at most",
+        "200 blocks; 192 at most",
     ),
     "drafts of two tokens": ([encode(structs.replace(GOOD, draft=True)), hidden(2)], "step 0 drafts: it has one token"),
     "too few rows": ([encode(GOOD), hidden(1)], "its 2 tokens are 1 of 512"),

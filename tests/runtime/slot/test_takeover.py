@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from strata_planner.contract.control import Commit, Prepare, SetBits, SlotAddress
+from strata_planner.contract.control import Commit, GetStatus, Prepare, SetBits, SlotAddress
 from strata_planner.contract.roles import Role, roles_of
 from strata_runtime.loading.loader import Loader
 from strata_runtime.loading.precision_switch import FORMAT_OF_BITS
 from strata_runtime.loading.units import AnyUnit
+from strata_runtime.slot import slot
 from strata_runtime.slot.prepare import Held, Loading
 from strata_runtime.wire.client import greedy
 from tests.laws import swept
@@ -110,7 +111,10 @@ def test_layers_that_were_taken_over_change_their_bits_as_others_do(tiny_llama: 
         assert other.generate([structs.replace(each, salt="last") for each in ASKED]) == wanted
 
 
-def test_what_is_not_wanted_any_more_is_freed_by_the_commit(tiny_llama: Path) -> None:
+def test_what_is_not_wanted_any_more_is_freed_behind_the_commit(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slot, "LET_GO_SECONDS", -1.0)  # as if streams had gone on
     with PipelineHarness(["s0", "s1"]) as pipeline:
         pipeline.serve(even_plan(tiny_llama, ["s0"]))
         running = pipeline.threads["s0"].slot._running
@@ -119,6 +123,8 @@ def test_what_is_not_wanted_any_more_is_freed_by_the_commit(tiny_llama: Path) ->
         assert layers
         del running
         pipeline.serve(even_plan(tiny_llama, ["s0", "s1"]))
+        for _ in range(2):  # the second answer comes behind what is done after the first
+            pipeline.slots["s0"].ask(GetStatus())
         gc.collect()
         assert [each() for each in layers] == [None] * len(layers)
 
