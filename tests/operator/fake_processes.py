@@ -51,7 +51,8 @@ def serve_http(port: int) -> None:
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    for name in ("--name", "--host", "--control-host", "--model-uri", "--served-model-name", "--api-keys-file"):
+    parser.add_argument("--host", default="127.0.0.1")
+    for name in ("--name", "--control-host", "--model-uri", "--served-model-name", "--api-keys-file"):
         parser.add_argument(name)
     for name in ("--port", "--control-port", "--threads"):
         parser.add_argument(name, type=int)

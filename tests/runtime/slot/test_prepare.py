@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from strata_planner.contract.control import Commit, Prepare, PrepareState, SlotAddress, Watch, encode
+from strata_planner.contract.control import Commit, GetStatus, Prepare, PrepareState, SlotAddress, Watch, encode
 from strata_planner.contract.roles import Role, roles_of
 from strata_runtime.errors import InputError
 from strata_runtime.slot import __main__ as entry
@@ -354,8 +354,9 @@ def test_a_message_that_is_no_text_is_not_the_end_of_a_slot() -> None:
         thread.close()
 
 
-def test_the_weights_of_an_epoch_end_with_it(tiny_llama: Path) -> None:
+def test_the_weights_of_an_epoch_end_with_it(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not some time later, when Python collects what holds itself: the next epoch's are there by then."""
+    monkeypatch.setattr(slot, "LET_GO_SECONDS", -1.0)  # as if streams had gone on
     gc.disable()
     try:
         with PipelineHarness(["s0"]) as pipeline:
@@ -365,6 +366,8 @@ def test_the_weights_of_an_epoch_end_with_it(tiny_llama: Path) -> None:
             model = weakref.ref(running.roles[0].loaded.model)
             del running
             pipeline.serve(even_plan(tiny_llama, ["s0"], compute_type="bfloat16"))
+            pipeline.slots["s0"].ask(GetStatus())  # the turn behind the switch
+            pipeline.slots["s0"].ask(GetStatus())
             assert model() is None
     finally:
         gc.enable()
