@@ -25,7 +25,7 @@ class Lazy:
         self._name = name
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # pytest asks whatever a file has for some of these, which is no use of it
+        if name.startswith("_"):  # pytest asks whatever a file has for such names (`_mock_name`), which is no use of it
             raise AttributeError(name)
         return getattr(importlib.import_module(self._name), name)
 

@@ -33,7 +33,7 @@ from strata_runtime.stage.tensors import from_bytes, to_bytes
 log = logging.getLogger(__name__)
 
 LAST_WORD_MILLISECONDS = 1000
-LAST_STEP_MILLISECONDS = 200  # nobody has failed: the neighbour reads
+LAST_STEP_MILLISECONDS = 20  # nobody has failed: the neighbour reads, unless it has ended first
 GLANCE_MILLISECONDS = 2  # at pages that are awaited
 MOST_WORDS = 300  # characters of an error that clients are told
 
@@ -76,8 +76,10 @@ class Outlet:
         self._socket.send_multipart([encode(answered.result), *map(to_bytes, answered.states)], copy=False)
 
     def finish(self, finish: Finish) -> None:
-        """What is said last goes out before the socket is closed, if the neighbour is there."""
-        self._socket.linger = LAST_STEP_MILLISECONDS
+        """What is said last goes out before the socket is closed, if the neighbour is there. What was said before it has been heard: closing waits for nothing then,
+        where the neighbour is in its next epoch already and a new connection has no way in.
+        """
+        self._socket.linger = LAST_STEP_MILLISECONDS if finish.phase == "over" else 0
         self._socket.send(encode(finish))
 
     def failed(self, failure: StepFailed) -> None:
