@@ -105,10 +105,14 @@ def lasting_gateways(chat: Deployed) -> dict[str, Any]:
 
 def process_of(slot: str) -> int:
     """The one process here that runs this slot."""
+    (found,) = processes_of(slot)
+    return found
+
+
+def processes_of(slot: str) -> list[int]:
     with os.scandir("/proc") as entries:
         numbers = [int(each.name) for each in entries if each.name.isdigit()]
-    (found,) = (number for number in numbers if f"slot\0--name\0{slot}\0" in command_of(number))
-    return found
+    return [number for number in numbers if f"slot\0--name\0{slot}\0" in command_of(number)]
 
 
 def command_of(process: int) -> str:

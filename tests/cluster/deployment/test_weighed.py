@@ -7,9 +7,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 
+import pytest
+
 from tests.cluster.deployed import Deployed, Status
 from tests.cluster.deployment.life import process_of, processes_of, ready_with_three, streamed
 from tests.cluster.timings import Steps
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
 
 def test_a_slot_that_is_killed_is_waited_for_or_taken_over(chat: Deployed, expected: str) -> None:
