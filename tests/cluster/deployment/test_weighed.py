@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
 
 def test_a_slot_that_is_killed_is_waited_for_or_taken_over(chat: Deployed, expected: str) -> None:
-    """As it started before: where nothing else runs it is back before a better plan than the repair were found."""
+    """As it started before: where nothing else runs it is back before a better plan than the repair were found. `minStages` is 2 by now: others may take over."""
     ready_with_three(chat)
     before, steps = chat.get()["status"], Steps("kill -9 of a slot that could be taken over")
     slot = before["stages"][-1]["slot"]
