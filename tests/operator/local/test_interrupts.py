@@ -14,7 +14,7 @@ from tests.laws import swept
 
 PHASES = {
     "measuring": ("measuring the processor", "machine.MEASURE = SLOW"),
-    "planning": ("planning", "up.make_plan = lambda _: time.sleep(600)"),
+    "planning": ("planning", "up.make_plan = lambda *_, **_options: time.sleep(600)"),
     "loading": ("loading", "programs = replace(programs, launcher=SLOW)"),
 }
 # `strata up` on the example, one part of it without an end.
