@@ -5,6 +5,7 @@ from datetime import timedelta
 from typing import Any
 
 from strata_operator.api import Condition, LLMDeploymentStatus
+from strata_planner.contract.control import Took
 from tests.operator.cluster_model import Kubernetes, status_of
 from tests.operator.virtual_operator import ApiFaults, ModelControl, Planned, PretendedPlanner, VirtualOperator
 
@@ -52,6 +53,15 @@ class World:
                 return
             self.cluster.tick(1)
         raise AssertionError("it acts without end")
+
+    def slots_took(self, start: float, load: float, *, every: float) -> None:
+        """Seconds that every slot which runs says of its own start and load; then two looks."""
+        for pod in self.cluster.pods_of("chat"):
+            slot = self.cluster.slot_of(pod)
+            assert slot is not None
+            slot.took = Took(start, load, slot.prepare.layers_total)
+        self.cluster.told()
+        self.looks(2, every=every)
 
     def looks(self, times: int, *, every: float = 5) -> None:
         for _ in range(times):

@@ -265,7 +265,7 @@ class Hands:
             gain=answer.gain if wish.optional else None,
             noticed=asked.noticed,
             planned=self._clock.now(),
-            weighed=kept.weighed if wish.only_repair else None,
+            weighed=kept.weighed if wish.taken_over else None,
         )
         await self._create_epoch(view, kept, plan, asked.cluster, cause)
 
@@ -285,7 +285,7 @@ class Hands:
             token=await self._token(deployment),
             reason=wish.reason,
             repair=wish.repair,
-            only_repair=wish.only_repair,
+            only_repair=bool(wish.taken_over),
         )
 
     async def _token(self, deployment: LLMDeployment) -> str:
@@ -385,13 +385,13 @@ def _wanted_deployment(wish: MakePlan, view: View) -> LLMDeployment:
 
 def _question_of(wish: MakePlan, view: View) -> str:
     """What a plan under way must still be the answer to. Not the inventory, which moves with every pod on a processor's node."""
-    repaired = f"{wish.repair}/{wish.only_repair}/{','.join(sorted(wish.nodes))}"
+    repaired = f"{wish.repair}/{','.join(sorted(wish.taken_over))}"
     return f"{planned_digest(view, wish)}/{wish.margin:g}/{wish.optional}/{repaired}"
 
 
 def _foretell(wish: MakePlan, answer: Answer, kept: Kept) -> bool:
     """Keep what a repair would be until it is wanted; whether that is news."""
-    told = Foretold(wish.nodes, answer.repair) if wish.only_repair and answer.repair else None
+    told = Foretold(wish.taken_over, answer.repair) if wish.taken_over and answer.repair else None
     is_news, kept.foretold = kept.foretold != told, told
     return is_news
 

@@ -28,7 +28,7 @@ from strata_operator.local.machine import (
     threads_of_slots,
 )
 from strata_operator.local.mending import Mender
-from strata_operator.local.phases import Phases, age_seconds, phases_of_processes, phases_table
+from strata_operator.local.phases import Phases, phases_of_processes, phases_table
 from strata_operator.local.planning_line import planning_line
 from strata_operator.local.ports import check_port, free_port
 from strata_operator.local.preflight import (
@@ -54,6 +54,7 @@ from strata_operator.local.run import (
 from strata_operator.local.view import show_plan
 from strata_operator.observe.model_files import local_folder
 from strata_operator.render.gateway import page_flags
+from strata_planner.contract.phases import age_seconds
 from strata_planner.contract.plan import Plan
 from strata_planner.search.planning import make_plan
 

@@ -19,8 +19,8 @@ class MakePlan:
     margin: float = 0.0  # share of each device's memory to leave free beyond the rules
     optional: bool = False  # only a plan that gains `replanning.minGain` over the running one
     repair: bool = False  # of the plan in force, in milliseconds, where it can be repaired
-    only_repair: bool = False  # no search where there is none
-    nodes: frozenset[str] = frozenset()  # of `without`, those whose loss is repaired, where they are still there
+    # Of `without`, those that are there, whose layers the others take over: nothing is searched for where there is no repair.
+    taken_over: frozenset[str] = frozenset()
     early: bool = False  # it is made and not taken yet: it may not be wanted, or status does not say what is remembered
 
 

@@ -151,12 +151,9 @@ def _carry_out(view: View, steps: tuple[Step, ...]) -> tuple[Action, ...]:
 
 
 def _renewals(view: View) -> int:
-    """How many epochs of this plan in a row did not last, with the one to be made. A slot that is ended to get another template
-    is no failure.
-    """
+    """How many epochs of this plan in a row did not last, with the one to be made."""
     newest = view.newest
-    planned = any(each.type == "Updated" and each.status == "False" for each in view.deployment.status.conditions)
-    if newest is None or planned or view.now - newest.at >= PEACE:
+    if newest is None or view.is_replacing or view.now - newest.at >= PEACE:
         return 1
     return newest.cause.renewals + 1
 

@@ -186,6 +186,11 @@ class View:
     def is_committed(self) -> bool:
         return self.newest is not None and self.newest.epoch.number == self.deployment.status.committed_epoch
 
+    @property
+    def is_replacing(self) -> bool:
+        """Whether slots are ended to get another template, one at a time: that is neither a loss nor a failure."""
+        return any(each.type == "Updated" and each.status == "False" for each in self.deployment.status.conditions)
+
     def pod_of(self, slot: str) -> PodView | None:
         """Its StatefulSet has the slot's name."""
         return next((pod for pod in self.pods if pod.stateful_set == slot), None)

@@ -20,7 +20,7 @@ def fallen(view: View) -> frozenset[str]:
     """Nodes all of whose slots are without a process, or with one that only starts or loads, while the plan in force needs them. A node that others of its
     slots serve on is none: a repair would do without those too; and nobody takes over who does not answer.
     """
-    if not (view.is_committed or is_renewing(view)) or _is_replacing(view) or losses(view).lost:
+    if not (view.is_committed or is_renewing(view)) or view.is_replacing or losses(view).lost:
         return frozenset()
     missed = unheard(view.ledger, view.seen)
     down = {stage.node for stage in view.stages() if _is_down(view, stage, missed)}
@@ -86,16 +86,9 @@ def _rest(view: View, stage: Stage) -> float:
     """Until it serves again; of one that loads, by the layers that are left."""
     assert view.plan is not None
     far = progress(view, stage)
-    elapsed, expected = (view.now - far.since).total_seconds(), restart_seconds(view, stage.slot)
     if view.answers(stage.slot):
-        layers = stage.layers[1] - stage.layers[0] + 1
-        expected = (
-            pace(view).load_seconds(view.plan, stage.slot) * (1 - min(1.0, max(0, far.reached - 1) / layers))
-            + SWITCH_SECONDS
-        )
-    return still_to_go(expected, elapsed)
-
-
-def _is_replacing(view: View) -> bool:
-    """Slots are ended to get another template, one at a time: that is no loss."""
-    return any(each.type == "Updated" and each.status == "False" for each in view.deployment.status.conditions)
+        left = 1 - min(1.0, max(0, far.reached - 1) / (stage.layers[1] - stage.layers[0] + 1))
+        expected = left * pace(view).load_seconds(view.plan, stage.slot) + SWITCH_SECONDS
+    else:
+        expected = restart_seconds(view, stage.slot)
+    return still_to_go(expected, (view.now - far.since).total_seconds())

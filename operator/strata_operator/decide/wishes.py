@@ -71,7 +71,7 @@ def _takeover(view: View, memory: Memory, *, early: bool) -> MakePlan | None:
     if view.newest is None or not nodes:
         return None
     wish = MakePlan(TAKEN_OVER, memory.excluded(view.now) | closed(view) | nodes, min(nodes), recorded=True)
-    return replace(wish, margin=view.newest.cause.margin, repair=True, only_repair=True, nodes=nodes, early=early)
+    return replace(wish, margin=view.newest.cause.margin, repair=True, taken_over=nodes, early=early)
 
 
 def _last_failure(view: View, wish: MakePlan) -> PlanFailure | None:

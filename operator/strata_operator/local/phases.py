@@ -3,7 +3,6 @@
 Called by `strata up` and the local deployment; shown by `--verbose`. Knows no process.
 """
 
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -30,15 +29,6 @@ class Phases:
         now = self._clock()
         self.ended.append(Phase(self._name, now - self._since))
         self._name, self._since = name, now
-
-
-def age_seconds(stat: Path = Path("/proc/self/stat")) -> float:
-    """Since this process was started (proc_pid_stat(5), field 22); 0 where the kernel does not tell."""
-    try:
-        ticks = int(stat.read_text().rpartition(")")[2].split()[19])
-        return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
-    except (OSError, AttributeError):  # not Linux
-        return 0.0
 
 
 READY = "ready"

@@ -15,6 +15,7 @@ from dataclasses import replace
 import torch
 
 from strata_planner.contract.control import STEP_TIMEOUT_SECONDS
+from strata_planner.contract.phases import age_seconds
 from strata_planner.contract.processors import Division
 from strata_runtime.allocator import set_up_heap
 from strata_runtime.collector import freeze_imports
@@ -24,7 +25,6 @@ from strata_runtime.loading.warmup import warm_up
 from strata_runtime.logs import set_up_logs
 from strata_runtime.slot.nursery import open_at_start
 from strata_runtime.slot.slot import Slot, SlotOptions
-from strata_runtime.slot.took import age_seconds
 from strata_runtime.stopwatch import Stopwatch
 from strata_runtime.wire.transport import take_all_files
 

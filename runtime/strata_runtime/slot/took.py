@@ -3,10 +3,6 @@
 Used by the slot's control loop, which tells it in its status.
 """
 
-import os
-import time
-from pathlib import Path
-
 from strata_planner.contract.control import PrepareState, Took
 
 
@@ -30,12 +26,3 @@ class FirstLoad:
         if state.phase == "prepared":
             self._took = Took(round(self._start_seconds, 3), round(now - self._began, 3), state.layers_total)
         return self._took
-
-
-def age_seconds(stat: Path = Path("/proc/self/stat")) -> float:
-    """Since this process was started or forked (proc_pid_stat(5), field 22); 0 where the kernel does not tell."""
-    try:
-        ticks = int(stat.read_text().rpartition(")")[2].split()[19])
-        return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"))
-    except (OSError, AttributeError):  # not Linux
-        return 0.0

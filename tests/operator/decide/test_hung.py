@@ -6,7 +6,7 @@ import pytest
 
 from strata_operator.decide.hung import HUNG_GRACE_SECONDS, Silence, is_hung
 from strata_operator.render.records import moment
-from strata_planner.contract.control import HungStep, Took
+from strata_planner.contract.control import HungStep
 from tests.operator.world import AWorld, World
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -54,12 +54,7 @@ def served(serving: World) -> World:
 
 def takes(world: World, seconds: float) -> None:
     """A start and a load, of every slot, as it says itself."""
-    for pod in world.cluster.pods_of("chat"):
-        slot = world.cluster.slot_of(pod)
-        assert slot is not None
-        slot.took = Took(0, seconds, slot.prepare.layers_total)
-    world.cluster.told()
-    world.looks(2, every=1)
+    world.slots_took(0, seconds, every=1)
 
 
 def ended(world: World) -> list[dict[str, object]]:

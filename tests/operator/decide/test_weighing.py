@@ -2,7 +2,6 @@
 
 import pytest
 
-from strata_planner.contract.control import Took
 from tests.operator.world import World
 
 
@@ -15,12 +14,16 @@ def repaired(serving: World) -> World:
 
 def takes(world: World, seconds: float) -> None:
     """A load, of every slot that runs, as it says itself."""
-    for pod in world.cluster.pods_of("chat"):
-        slot = world.cluster.slot_of(pod)
-        assert slot is not None
-        slot.took = Took(0.5, seconds, slot.prepare.layers_total)
-    world.cluster.told()
-    world.looks(2, every=0.2)
+    world.slots_took(0.5, seconds, every=0.2)
+
+
+def ends_and_is_back(world: World) -> None:
+    """The slot on b: its next process starts a second later."""
+    world.cluster.faults.stuck.add("chat-b-0")
+    world.cluster.end(world.cluster.pods_on("b")[0])
+    world.looks(5, every=0.2)
+    world.cluster.faults.stuck.clear()
+    world.passes(5, every=0.2)
 
 
 def choices(world: World) -> list[tuple[str, str]]:
@@ -58,11 +61,7 @@ def test_its_device_is_taken_again_by_the_better_plan(repaired: World) -> None:
 
 def test_who_is_back_sooner_is_waited_for(repaired: World) -> None:
     takes(repaired, 0.3)
-    repaired.cluster.faults.stuck.add("chat-b-0")
-    repaired.cluster.end(repaired.cluster.pods_on("b")[0])
-    repaired.looks(5, every=0.2)
-    repaired.cluster.faults.stuck.clear()
-    repaired.passes(5, every=0.2)
+    ends_and_is_back(repaired)
     assert (repaired.status.phase, repaired.nodes()) == ("Ready", ["a", "b"])
     assert choices(repaired) == [("SlotLost", "restart")]
 
@@ -101,11 +100,7 @@ def test_an_operator_that_starts_meanwhile_weighs_anew(repaired: World) -> None:
 
 def test_of_slots_that_say_nothing_bytes_are_counted(repaired: World) -> None:
     """Of an earlier image, say: of the pretended plan that is next to nothing, so that it is waited for."""
-    repaired.cluster.faults.stuck.add("chat-b-0")
-    repaired.cluster.end(repaired.cluster.pods_on("b")[0])
-    repaired.looks(5, every=0.2)
-    repaired.cluster.faults.stuck.clear()
-    repaired.passes(5, every=0.2)
+    ends_and_is_back(repaired)
     assert (repaired.status.phase, repaired.nodes()) == ("Ready", ["a", "b"])
     assert {stage.start_seconds for stage in repaired.status.stages} == {None}
     assert choices(repaired) == [("SlotLost", "restart")]

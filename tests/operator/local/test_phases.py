@@ -11,9 +11,9 @@ from strata_operator.decide.epochs import (
     SendToSlot,
     next_steps,
 )
-from strata_operator.local.phases import READY, Phases, age_seconds, phase_of, phases_of_processes, phases_table
+from strata_operator.local.phases import READY, Phases, phase_of, phases_of_processes, phases_table
 from strata_operator.render.epoch import Epoch
-from strata_planner.contract.phases import Phase, phases_in
+from strata_planner.contract.phases import Phase, age_seconds, phases_in
 from tests.operator.fakes import FakeGateway, FakeSlot, a_plan, addresses_of
 
 
@@ -79,5 +79,8 @@ def test_what_a_deployment_waits_for() -> None:
 
 
 def test_a_process_has_an_age(tmp_path: Path) -> None:
-    assert age_seconds() > 0
-    assert age_seconds(tmp_path / "absent") == 0
+    assert 0 < age_seconds() < 1e7
+    stat = tmp_path / "stat"
+    stat.write_text(f"7 (a name) of ) two) {' '.join(['S', *map(str, range(4, 22)), '0', *map(str, range(23, 53))])}")
+    assert age_seconds(stat) > age_seconds(), "it was started with the machine"
+    assert age_seconds(tmp_path / "none") == 0

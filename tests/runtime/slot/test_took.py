@@ -1,11 +1,9 @@
 """What a slot's process says of its own start and first load."""
 
-from pathlib import Path
-
 import pytest
 
 from strata_planner.contract.control import PrepareState, Took
-from strata_runtime.slot.took import FirstLoad, age_seconds
+from strata_runtime.slot.took import FirstLoad
 
 NONE = PrepareState(epoch=0, phase="none")
 LOADING = PrepareState(epoch=1, phase="loading", layers_total=4)
@@ -31,11 +29,3 @@ def test_of_its_first_load(states: list[PrepareState], took: Took | None) -> Non
     first = FirstLoad(2.5)
     told = [first.look(state, 10.0 * number) for number, state in enumerate(states)]
     assert told[-1] == took
-
-
-def test_of_its_age(tmp_path: Path) -> None:
-    assert 0 < age_seconds() < 1e7
-    stat = tmp_path / "stat"
-    stat.write_text(f"7 (a name) of ) two) {' '.join(['S', *map(str, range(4, 22)), '0', *map(str, range(23, 53))])}")
-    assert age_seconds(stat) > age_seconds(), "it was started with the machine"
-    assert age_seconds(tmp_path / "none") == 0
