@@ -48,8 +48,8 @@ def run(deployment_file: Path = DEPLOYMENT, cluster_file: Path = CLUSTER) -> Non
     out, console = Console(), Console(stderr=True)
     log_to(console)
     progress = Progress()
-    leave_on_signals(progress)
-    with leaving_at_once():
+    leave_on_signals()
+    with leaving_at_once(progress):
         _run(deployment_file, cluster_file, out, console, progress)
     out.print(f"everything has ended; {time.monotonic() - begun:.1f} s in all")
 

@@ -64,8 +64,8 @@ def run(options: SimulateOptions) -> None:
     log_to(Console(stderr=True))
     progress = Progress()
     progress.doing = "planning"
-    leave_on_signals(progress)
-    with leaving_at_once():
+    leave_on_signals()
+    with leaving_at_once(progress):
         _run(options, progress)
 
 

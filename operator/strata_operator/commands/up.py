@@ -85,8 +85,8 @@ def run(options: UpOptions) -> None:
     progress = Progress()
     phases = Phases("imports of this command", age_seconds())
     phases.enter("files and checks")
-    leave_on_signals(progress)
-    with leaving_at_once(), contextlib.ExitStack() as held:
+    leave_on_signals()
+    with leaving_at_once(progress), contextlib.ExitStack() as held:
         _run(options, console, Course(progress, phases, held))
 
 

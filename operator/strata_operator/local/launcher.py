@@ -16,6 +16,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from strata_operator.local.children import held_child
 from strata_operator.local.errors import CrashedError
 from strata_planner.contract.environment import SLOT_ENVIRONMENT
 
@@ -56,11 +57,8 @@ def begin(log_file: Path, command: Sequence[str] = COMMAND) -> subprocess.Popen[
 @contextlib.contextmanager
 def begun(log_file: Path, command: Sequence[str] = COMMAND) -> Iterator[subprocess.Popen[bytes]]:
     """The same, ended with the block whether or not somebody has spoken to it."""
-    with begin(log_file, command) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
+    with held_child(lambda: begin(log_file, command)) as process:
+        yield process
 
 
 class Launcher:

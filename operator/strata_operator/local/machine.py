@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from strata_operator.local.children import held_child
 from strata_operator.local.errors import LocalError
 from strata_planner.contract.devices import DeviceProfile
 from strata_planner.contract.environment import SLOT_ENVIRONMENT
@@ -161,15 +162,17 @@ def _gpus() -> list[Device]:
 def _measure(threads: int, *, fresh: bool) -> DeviceProfile:
     command = [*MEASURE, "--threads", str(threads), "--json", *(["--fresh"] if fresh else [])]
     environment = {**SLOT_ENVIRONMENT, **os.environ}  # what is measured is what a slot does
-    try:
-        measured = subprocess.run(  # noqa: S603  our own module
-            command, capture_output=True, timeout=MEASURE_SECONDS, check=True, env=environment
-        ).stdout
-    except subprocess.CalledProcessError as error:
-        last = error.stderr.decode(errors="replace").strip().splitlines()[-1:]
-        raise LocalError(f"measuring this processor failed: {' '.join(last) or error}") from error
-    except subprocess.TimeoutExpired as error:
-        raise LocalError(f"measuring this processor took more than {MEASURE_SECONDS} s; is it very busy?") from error
+    pipe = subprocess.PIPE
+    with held_child(lambda: subprocess.Popen(command, stdout=pipe, stderr=pipe, env=environment)) as process:  # noqa: S603  our own module
+        try:
+            measured, errors = process.communicate(timeout=MEASURE_SECONDS)
+        except subprocess.TimeoutExpired as error:
+            raise LocalError(
+                f"measuring this processor took more than {MEASURE_SECONDS} s; is it very busy?"
+            ) from error
+    if process.returncode:
+        last = errors.decode(errors="replace").strip().splitlines()[-1:]
+        raise LocalError(f"measuring this processor failed: {' '.join(last) or f'exit code {process.returncode}'}")
     return from_json(measured, DeviceProfile)
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from strata_operator.errors import InvalidInputError
+from strata_operator.local.children import held_child
 from strata_operator.local.errors import LocalError, LocalInputError
 from strata_operator.observe.shards import INDEX, SINGLE, has_checkpoint, shard_problems
 from strata_planner.contract.model_folder import ANY_PRECISION_FOLDER
@@ -99,11 +100,10 @@ def runtime_check(model_uri: str, command: Sequence[str] = RUNTIME) -> Iterator[
     if model_uri.startswith("hf://"):  # downloaded by the slots
         yield Check("tokenizer", lambda: None)
         return
-    with subprocess.Popen([*command, model_uri], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:  # noqa: S603  our own module
-        try:
-            yield Check("tokenizer", lambda: _told(process))
-        finally:
-            process.kill()
+    with held_child(
+        lambda: subprocess.Popen([*command, model_uri], stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # noqa: S603  our own module
+    ) as process:
+        yield Check("tokenizer", lambda: _told(process))
 
 
 def _told(process: subprocess.Popen[bytes]) -> list[str]:

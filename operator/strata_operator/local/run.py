@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 from rich.console import Console
 from rich.logging import RichHandler
 
+from strata_operator.local.children import SIGNALS
 from strata_operator.local.deployment import Begun, LocalDeployment, LocalOptions
 from strata_operator.local.errors import LocalInputError
 from strata_operator.local.view import FILE_WIDTH, LoadingBars
@@ -29,7 +30,6 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 WORKER = "strata-worker"
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Progress:
@@ -43,20 +43,16 @@ class Progress:
         self.doing = doing
         log.info("%s", doing)
 
-    def end(self, number: int) -> SystemExit:
-        """The line, and how to end."""
-        sys.stderr.write(f"strata: stopped while {self.doing}; nothing is left running\n")
-        sys.stderr.flush()
-        return ended_by(number)
 
+class Stopped(SystemExit):
+    """By a signal, with a shell's exit code, 128 + its number: whoever waits for what was asked for learns that it was not done."""
 
-def ended_by(number: int) -> SystemExit:
-    """With a shell's exit code, 128 + the signal's number: whoever waits for what was asked for learns that it was not done."""
-    return SystemExit(128 + number)
+    def __init__(self, number: int) -> None:
+        super().__init__(128 + number)
 
 
 def run_until_stopped(body: Callable[[], Coroutine[Any, Any, None]], progress: Progress | None = None) -> None:
-    """Run `body`; a signal cancels it, and what it started ends before this returns. Raises SystemExit for a signal that came
+    """Run `body`; a signal cancels it, and what it started ends before this returns. Raises Stopped for a signal that came
     before it served: then what was asked for has not been done.
     """
     heard: list[int] = []
@@ -76,14 +72,16 @@ def run_until_stopped(body: Callable[[], Coroutine[Any, Any, None]], progress: P
     with contextlib.suppress(asyncio.CancelledError, KeyboardInterrupt):
         asyncio.run(main())
     if heard and progress and not progress.serving:
-        raise progress.end(heard[0])
+        raise Stopped(heard[0])
 
 
-def leave_on_signals(progress: Progress | None = None) -> None:
-    """Before anything is started: a signal ends this process in order, so that a child it waits for ends too."""
+def leave_on_signals() -> None:
+    """Before anything is started: a signal ends this process in order, so that a child it waits for ends too. It says nothing: a line may just be being
+    written, and another one within would fail, and the signal with it.
+    """
 
     def leave(number: int, _frame: FrameType | None) -> None:
-        raise progress.end(number) if progress else ended_by(number)
+        raise Stopped(number)
 
     for number in SIGNALS:
         signal.signal(number, leave)
@@ -107,11 +105,13 @@ def interruptible(work: Callable[[], T]) -> T:
 
 
 @contextlib.contextmanager
-def leaving_at_once() -> Iterator[None]:
-    """Around everything that a signal may end: an abandoned thread is not waited for."""
+def leaving_at_once(progress: Progress) -> Iterator[None]:
+    """Around everything that a signal may end: its last words, and an abandoned thread is not waited for."""
     try:
         yield
     except SystemExit as end:
+        if isinstance(end, Stopped):
+            sys.stderr.write(f"strata: stopped while {progress.doing}; nothing is left running\n")
         if any(thread.name == WORKER and thread.is_alive() for thread in threading.enumerate()):
             sys.stdout.flush()
             sys.stderr.flush()

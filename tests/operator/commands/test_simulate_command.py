@@ -28,7 +28,7 @@ TRACE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.0,40,8\n20
 
 @pytest.fixture(autouse=True)
 def _no_signals(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strata_operator.commands.simulate.leave_on_signals", lambda _: None)
+    monkeypatch.setattr("strata_operator.commands.simulate.leave_on_signals", lambda: None)
     monkeypatch.setattr("strata_operator.commands.simulate.log_to", lambda _: None)
 
 
