@@ -57,7 +57,11 @@ class NodeBuilder:
 
     def __init__(self, name: str) -> None:
         self.object: dict[str, Any] = {
-            "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name}},
+            "metadata": {
+                "name": name,
+                "creationTimestamp": "2026-01-01T00:00:00Z",
+                "labels": {"kubernetes.io/hostname": name},
+            },
             "spec": {},
             "status": {
                 "allocatable": {"cpu": "16", "memory": "64Gi", "pods": "110"},

@@ -5,11 +5,14 @@ costs a wait: so losses are believed slowly (the grace period) where Kubernetes 
 operator itself agree, and many at once not at all.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import lru_cache
 
 from strata_operator.decide.silence import silent_nodes
-from strata_operator.decide.view import View
+from strata_operator.decide.view import NodeView, View
+from strata_operator.once import Same
 
 AT_LEAST = 2  # nodes away before the share of them is looked at: the only node of a plan may be lost
 
@@ -48,7 +51,12 @@ def cordoned(view: View) -> tuple[str, ...]:
 
 def closed(view: View) -> frozenset[str]:
     """All nodes that are cordoned: slots that still run there leave them, and none comes back."""
-    return frozenset(name for name, node in view.nodes.items() if node.cordoned)
+    return _closed(Same(view.nodes))
+
+
+@lru_cache(4)  # all deployments of a look see the same thousands
+def _closed(nodes: Same[Mapping[str, NodeView]]) -> frozenset[str]:
+    return frozenset(name for name, node in nodes.value.items() if node.cordoned)
 
 
 def _is_cordoned(view: View, name: str) -> bool:

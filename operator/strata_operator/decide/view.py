@@ -196,16 +196,13 @@ class View:
         return next((pod for pod in self.pods if pod.stateful_set == slot), None)
 
 
-def node_views(nodes: Iterable[Mapping[str, Any]]) -> dict[str, NodeView]:
-    return {node["metadata"]["name"]: _node_view(node) for node in nodes}
-
-
-def _node_view(node: Mapping[str, Any]) -> NodeView:
-    away = _away_since(node)
+def node_view(node: Mapping[str, Any]) -> NodeView:
+    ready = _ready(node)
+    away = _away_since(node, ready)
     return NodeView(
         name=node["metadata"]["name"],
         away_since=away,
-        ready_since=None if away else _ready_since(node),
+        ready_since=None if away else _ready_since(ready),
         cordoned=bool(node.get("spec", {}).get("unschedulable")),
         kubelet=_kubelet(node),
     )
@@ -297,13 +294,12 @@ def _ready(node: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return next((condition for condition in conditions if condition["type"] == "Ready"), None)
 
 
-def _ready_since(node: Mapping[str, Any]) -> datetime | None:
-    text = (_ready(node) or {}).get("lastTransitionTime")
+def _ready_since(ready: Mapping[str, Any] | None) -> datetime | None:
+    text = (ready or {}).get("lastTransitionTime")
     return moment(text) if text else None
 
 
-def _away_since(node: Mapping[str, Any]) -> datetime | None:
-    ready = _ready(node)
+def _away_since(node: Mapping[str, Any], ready: Mapping[str, Any] | None) -> datetime | None:
     if ready is not None and ready["status"] == "True":
         return None
     since = (ready or {}).get("lastTransitionTime")  # which the API server does not insist on

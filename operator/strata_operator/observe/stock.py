@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from strata_operator.decide.view import NodeView, node_views
+from strata_operator.decide.view import NodeView, node_view
 from strata_operator.observe.cut import PodKept, cut, cut_pod
 from strata_operator.observe.kube import (
     CLAIMS,
@@ -63,7 +63,8 @@ class Stock:
         self._touched: set[Key] = set()
         self._taken: dict[str, Amounts] = {}  # by node
         self._changed_nodes: dict[str, int] = {}  # in the order of their last change
-        self._views: Mapping[str, NodeView] | None = None
+        self._node_views: dict[str, NodeView] = {}
+        self._views: Mapping[str, NodeView] | None = None  # the same, as was handed out last
         self.pod_changes = 0  # of Strata's own pods
 
     # What is heard.
@@ -108,17 +109,13 @@ class Stock:
     def deployments(self) -> tuple[Object, ...]:
         return tuple(self._shelves[DEPLOYMENTS_OF_STRATA].things.values())
 
-    @property
-    def nodes(self) -> Mapping[str, Object]:
-        return {name: thing for (_, name), thing in self._shelves[NODES].things.items()}
-
     def node(self, name: str) -> Object | None:
         return self._shelves[NODES].things.get(("", name))
 
     def node_views(self) -> Mapping[str, NodeView]:
         """The same value as long as no node changes."""
         if self._views is None:
-            self._views = node_views(self.nodes.values())
+            self._views = dict(self._node_views)
         return self._views
 
     def changed_nodes(self, since: int) -> list[str]:
@@ -203,6 +200,9 @@ class Stock:
         self.changes += 1
         if kind is NODES:
             self._views = None
+            self._node_views.pop(key[1], None)
+            if now is not None:
+                self._node_views[key[1]] = node_view(now)
             self._mark(key[1])
         elif kind is DEPLOYMENTS_OF_STRATA:
             self._touched.add(key)

@@ -101,7 +101,7 @@ class World:
         return {**thing, "metadata": {**thing["metadata"], "resourceVersion": version}}
 
     def names(self) -> set[str]:
-        return set(self.source.stock.nodes)
+        return set(self.source.stock.node_views())
 
     async def until(self, is_so: Callable[[], bool]) -> None:
         async with asyncio.timeout(5):

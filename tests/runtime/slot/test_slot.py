@@ -186,7 +186,9 @@ def test_a_leader_tells_at_once_which_stage_is_lost_however_far_it_is(
     with PipelineHarness(names) as pipeline:
         plan = even_plan(tiny_llama, names)
         leader = pipeline.serve(plan)
-        leader.generate([greedy("a", PROMPTS["a"], 1)])  # through all links: one that never was is missed by the clock alone
+        leader.generate(
+            [greedy("a", PROMPTS["a"], 1)]
+        )  # through all links: one that never was is missed by the clock alone
         assert leader.hello().lost == ""
         pipeline.restart("s2")
         news = leader.receive()  # that nobody has asked for

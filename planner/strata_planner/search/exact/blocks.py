@@ -116,12 +116,10 @@ class Blocks:
         before = self._penalties[-1][: 1 if self.equal else len(self._rows) - size + 1]
         last = self._rows[size - 1 : size] if self.equal else self._rows[size - 1 :]
         ranks = self._ranks[size - 1]
+        before = np.pad(before, ((0, 0), (0, 1)), constant_values=np.inf)  # for the rank -1
         best = np.full((len(before), ranks.shape[1]), np.inf)
         for b in range(self._bits):
-            some = np.flatnonzero(ranks[b] >= 0)
-            reached = before[:, ranks[b, some]]
-            reached += last[:, b, None]
-            best[:, some] = np.minimum(best[:, some], reached)
+            np.minimum(best, np.take(before, ranks[b], axis=1) + last[:, b, None], out=best)
         self._penalties.append(best)
 
 

@@ -75,6 +75,7 @@ class Pricer:
         self.latencies = Latencies(request.latency_sources)
         self._phases: Phases = (SteadyPhases if self.steady else BatchPhases)(request.workload)
         self._stages: dict[tuple[object, ...], StageCosts] = {}
+        self._units: dict[tuple[object, ...], Mapping[int, Mapping[int, tuple[float, float]]]] = {}
         self._seconds: dict[tuple[object, ...], float] = {}
         self._working: dict[tuple[StepShape, Storage, bool, Portion], WorkingMemory] = {}
         self._drafts: dict[tuple[str, bytes, Pair], int] = {}
@@ -304,7 +305,7 @@ class Pricer:
         key = (tuple((self._profile_key(each), each.usable_bytes) for each in group.ranks), pair, first, head)
         if key not in self._stages:
             rooms = [self._room(each, pair, first=first, head=head) for each in group.ranks]
-            seconds = {shape: self._unit_seconds(run, group, pair) for shape, run in self._run_of_shape.items()}
+            seconds = self._units_seconds(group, pair)
             self._stages[key] = replace(
                 joined(rooms),
                 seconds=tuple(seconds[shape] for shape in self._run_shapes),
@@ -362,7 +363,8 @@ class Pricer:
 
     def layers_seconds(self, group: DeviceGroup, pair: Pair) -> Mapping[int, tuple[float, float]]:
         """Bits -> seconds of all layers on these devices in both phases, whatever their memory."""
-        each = [(run, self._unit_seconds(run, group, pair)) for run in self.layer_runs]
+        found = self._units_seconds(group, pair)
+        each = [(run, found[shape]) for run, shape in zip(self.layer_runs, self._run_shapes, strict=True)]
         runnable = set.intersection(*(set(seconds) for _, seconds in each))
         return {
             bits: (
@@ -393,6 +395,15 @@ class Pricer:
 
     def _rates(self, group: DeviceGroup) -> Rates:
         return Rates(group.profile, self.request.compute_type, self.request.kv_bits, group.own.name)
+
+    def _units_seconds(self, group: DeviceGroup, pair: Pair) -> Mapping[int, Mapping[int, tuple[float, float]]]:
+        """Of each unlike unit, wherever in the pipeline these devices are."""
+        key = (tuple(map(self._profile_key, group.ranks)), pair)
+        if key not in self._units:
+            self._units[key] = {
+                shape: self._unit_seconds(run, group, pair) for shape, run in self._run_of_shape.items()
+            }
+        return self._units[key]
 
     def _unit_seconds(self, run: LayerRun, group: DeviceGroup, pair: Pair) -> Mapping[int, tuple[float, float]]:
         return {

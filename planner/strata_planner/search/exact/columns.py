@@ -119,32 +119,40 @@ class Columns:
                 found.append((size, firsts))
         return found
 
-    def _priced(self, kind: int, size: int, firsts: Ints, linear: Floats) -> Floats:
-        """[blocks, usable counts]: cost of each column; `linear` [bits] of a unit beside its penalty. One row where the
-        blocks are equal.
-        """
+    def _priced(self, kind: int, size: int, firsts: Ints, beside: Floats) -> Floats:
+        """[blocks, usable counts]: cost of each column; `beside` [counts] its penalty. One row where the blocks are equal."""
         usable = self.usable(kind, size)
-        costs = self._blocks.counts(size)[usable] @ linear
         table = self._blocks.penalties(size)
         rows = table if len(table) == 1 else table[firsts[0] : firsts[-1] + 1]
         if len(usable) < rows.shape[1]:
-            rows = rows[:, usable]
-        return rows + costs
+            rows, beside = rows[:, usable], beside[usable]
+        return rows + beside
+
+    def _beside(self, size: int, linear: Floats) -> Floats:
+        """[kinds, counts] what blocks cost beside their penalty; `linear` [kinds, bits] of a unit. Of all kinds at once: numbers are made of counts
+        for that, which takes longer than to weigh them.
+        """
+        costs: Floats = linear @ self._blocks.counts(size).T.astype(np.float64)
+        return costs
 
     def cheapest(self, linear: Floats) -> Floats:
         """[kinds, end, first]: the least cost of a block's units on a kind of stage; infinite where none fits."""
         units = self.lattice.units
         table = np.full((len(self.lattice.kinds), units + 1, units + 1), np.inf)
+        beside: dict[int, Floats] = {}
         for kind in range(len(table)):
             for size, firsts in self._sizes(kind):
                 if len(self.usable(kind, size)):
-                    table[kind, firsts + size, firsts] = self._priced(kind, size, firsts, linear[kind]).min(1)
+                    if size not in beside:
+                        beside[size] = self._beside(size, linear)
+                    table[kind, firsts + size, firsts] = self._priced(kind, size, firsts, beside[size][kind]).min(1)
         return table
 
     def best(self, kind: int, first: int, end: int, linear: Floats) -> tuple[Ints, float]:
         """The cheapest counts of a block, and their penalty."""
         size = end - first
-        at = self.usable(kind, size)[int(self._priced(kind, size, np.array([first]), linear)[0].argmin())]
+        costs = self._priced(kind, size, np.array([first]), self._beside(size, linear[None])[0])[0]
+        at = self.usable(kind, size)[int(costs.argmin())]
         penalty = self._blocks.penalties(size)[self._blocks.row(first), at]
         return self._blocks.counts(size)[at].astype(np.int64), float(penalty)
 
@@ -160,7 +168,7 @@ class Columns:
                 if not len(some):
                     continue
                 near = slice(some[0], some[-1] + 1)
-                priced = self._priced(kind, size, firsts[near], linear[kind])
+                priced = self._priced(kind, size, firsts[near], self._beside(size, linear[kind : kind + 1])[0])
                 row, column = np.nonzero(priced <= allowed[near, None])
                 usable = self.usable(kind, size)[column]
                 total += len(column)

@@ -146,7 +146,7 @@ class Pipelines:
         """Of a device of class c: layers a second of a request, prompt and answer, at the fewest bits it runs."""
         group = DeviceGroup(self.pool.classes[c].devices[:1])
         table, columns = (
-            self.stages.table(((self.pool.classes[c].kind,), ()), group, 1, first=False, head=False),
+            self.stages.table(((self.pool.classes[c].kind,), ()), group, 1, first=True, head=True),
             self.stages.columns(1),
         )
         one = np.flatnonzero(columns.rung == 0)
