@@ -41,6 +41,7 @@ log = logging.getLogger(__name__)
 
 LOOK_EVERY_SECONDS = 5.0
 LOOK_SOON_SECONDS = 0.5  # while something is to become Ready: time alone may be what a decision waits for
+UNSERVED_SECONDS = 2.0  # the same of a deployment that has never served: nobody waits for an answer of its
 AT_REST = {"Ready", "Failed"}  # phases
 PATIENCE_SECONDS = 2.0  # so long a look waits for slow deployments; they go on, and are not looked at twice
 QUIET_SECONDS = 15.0  # between looks at a deployment of which nothing changes
@@ -276,6 +277,10 @@ class Controller:
         if await self._hands.carry_out((*actions, *outdated), look, view, kept):
             kept.is_touched = True
             self.wake()
+        elif waits_for_its_first_plan(view, kept):
+            kept.due_at = self._clock.seconds() + QUIET_SECONDS
+        elif view.deployment.status.committed_epoch == 0:
+            kept.due_at = max(kept.due_at, self._clock.seconds() + UNSERVED_SECONDS)
 
 
 def _is_too_early(view: View, listened_seconds: float) -> bool:
@@ -283,6 +288,12 @@ def _is_too_early(view: View, listened_seconds: float) -> bool:
     unheard = any(not view.answers(stage.slot) for stage in view.stages()) or not view.seen.gateways
     serving = view.deployment.status.committed_epoch > 0
     return serving and unheard and listened_seconds < FIRST_ANSWERS_SECONDS
+
+
+def waits_for_its_first_plan(view: View, kept: Kept) -> bool:
+    """Whether only the planner's answer, or a change, can give it something to do."""
+    is_asked = kept.asked is not None and not kept.asked.seconds
+    return is_asked and view.newest is None and not kept.refusals and not kept.unsaid
 
 
 def is_quiet(view: View, kept: Kept) -> bool:

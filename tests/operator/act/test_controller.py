@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from strata_operator.act.clock import Clock
-from strata_operator.act.controller import Controller, ControllerOptions
+from strata_operator.act.controller import UNSERVED_SECONDS, Controller, ControllerOptions
 from strata_operator.act.ownership import ForeignObjectError, apply_own
 from strata_operator.act.planner_call import Answer, Question, answer_to
 from strata_operator.api import deployment_from_object
@@ -156,7 +156,7 @@ async def test_a_deployment_that_waits_is_looked_at_more_and_more_seldom_until_s
     assert served[-1] == now[0]
     touched = len(served)
     for _ in range(3):
-        now[0] += 1.0
+        now[0] += UNSERVED_SECONDS
         await controller.look()
     assert len(served) == touched + 3
     await controller.close()

@@ -4,10 +4,12 @@ import asyncio
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from strata_operator.act.controller import Controller
+from strata_operator.act.clock import Clock
+from strata_operator.act.controller import QUIET_SECONDS, Controller
 from strata_operator.act.planner_call import Answer, Question
 from strata_operator.act.planners import Planners
 from strata_operator.render.records import stamp
@@ -81,6 +83,33 @@ async def test_nodes_that_come_back_or_were_never_in_it_do_not_begin_it_anew(api
     notes = api.objects[EPOCH]["metadata"]["annotations"]
     assert notes["strata.dev/without"]  # so that a better plan is looked for with b
     assert len(slow.asked) == 1
+
+
+async def test_who_waits_for_a_first_plan_is_not_looked_at_for_nothing(
+    api: FakeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, served = [0.0], list[float]()
+    serve = Controller._serve
+
+    async def counted(self: Controller, *rest: Any) -> None:
+        served.append(now[0])
+        await serve(self, *rest)
+
+    monkeypatch.setattr(Controller, "_serve", counted)
+    slow = Slow()
+    controller = Controller(kube_of(api.url), OPTIONS, lambda: True, slow, clock=Clock(seconds=lambda: now[0]))
+    await controller.look()
+    await controller.look()  # what the first one wrote
+    before = len(served)
+    while now[0] < QUIET_SECONDS - 1:
+        now[0] += 1.0
+        await controller.look()
+    assert len(served) == before
+    now[0] += 2.0
+    await controller.look()
+    assert len(served) == before + 1
+    await finished(controller, slow)
+    assert EPOCH in api.objects
 
 
 async def test_a_node_that_it_counts_on_and_that_is_closed_begins_it_anew(api: FakeApi) -> None:

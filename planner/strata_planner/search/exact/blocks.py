@@ -8,7 +8,7 @@ trade between its memory, its time and its penalty, which layers of unlike sensi
 """
 
 import math
-from functools import cached_property
+from functools import cache, cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -126,6 +126,8 @@ class Blocks:
 def _neighbouring(size: int, bits: int, mixed: int) -> Counts:
     """All vectors of `bits` numbers that add up to `size`, of which only neighbouring ones are not zero, in lexicographic order."""
     within = _compositions(size, mixed)
+    if mixed == bits:
+        return within
     found = []
     for start in range(bits - mixed + 1):
         some = within if start == 0 else within[within[:, -1] > 0]  # else the run before has it
@@ -134,10 +136,13 @@ def _neighbouring(size: int, bits: int, mixed: int) -> Counts:
     return every[np.lexsort(every.T[::-1])]
 
 
+@cache  # of fewer bits, which those of more are made of, again for every size
 def _compositions(size: int, bits: int) -> Counts:
-    """All vectors of `bits` numbers that add up to `size`."""
+    """All vectors of `bits` numbers that add up to `size`, in lexicographic order."""
     if bits == 1:
         return np.array([[size]], dtype=np.int16)
     parts = [_compositions(size - head, bits - 1) for head in range(size + 1)]
     heads = np.repeat(np.arange(size + 1, dtype=np.int16), [len(part) for part in parts])
-    return np.column_stack([heads, np.concatenate(parts)])
+    found = np.column_stack([heads, np.concatenate(parts)])
+    found.flags.writeable = False
+    return found
