@@ -1,7 +1,8 @@
 """Plans under way: several deployments side by side, losses before wishes.
 
 The controller says at every look what it wants planned and takes what is done; it never waits. `moves` is the pure decision,
-`Planners` carries it out. While more are waiting than can be planned, first plans are made in a hurry: a short search, nothing to compare.
+`Planners` carries it out. While more are waiting than can be planned, first plans are made in a hurry: a short search, nothing to compare;
+those that were begun at leisure are begun anew.
 """
 
 import asyncio
@@ -29,11 +30,12 @@ LOSSES = {
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """Somebody's wish for a plan. `order`: who came first."""
+    """Somebody's wish for a plan. `order`: who came first. `at_leisure`: a first plan under way, which could be made in a hurry."""
 
     owner: str
     urgent: bool
     order: int
+    at_leisure: bool = False
 
     @property
     def rank(self) -> tuple[bool, int]:
@@ -42,12 +44,16 @@ class Ticket:
 
 @dataclass(frozen=True, slots=True)
 class Moves:
+    """`hasten`: to begin anew, in a hurry. `is_crowded`: others are left waiting."""
+
     start: tuple[Ticket, ...] = ()
     put_back: tuple[Ticket, ...] = ()
+    hasten: tuple[Ticket, ...] = ()
+    is_crowded: bool = False
 
 
 def moves(waiting: Sequence[Ticket], running: Sequence[Ticket], places: int) -> Moves:
-    """Whom to start, and whom to put back: a loss takes the place of the wish that came last."""
+    """Whom to start, whom to put back (a loss takes the place of the wish that came last), and who is to be quicker where others are left waiting."""
     start: list[Ticket] = []
     put_back: list[Ticket] = []
     free = places - len(running)
@@ -59,7 +65,9 @@ def moves(waiting: Sequence[Ticket], running: Sequence[Ticket], places: int) -> 
         if free > 0:
             start.append(ticket)
             free -= 1
-    return Moves(tuple(start), tuple(put_back))
+    is_crowded = len(waiting) + len(put_back) > len(start)
+    hasten = [each for each in running if is_crowded and each.at_leisure and each not in put_back]
+    return Moves(tuple(start), tuple(put_back), tuple(hasten), is_crowded)
 
 
 class Planner(Protocol):
@@ -78,6 +86,15 @@ class _Order:
     ticket: Ticket
     question: Question
     task: asyncio.Task[Answer] | None = None
+    is_hurried: bool = False  # as it was begun
+
+    @property
+    def is_under_way(self) -> bool:
+        return self.task is not None and not self.task.done()
+
+    @property
+    def under_way(self) -> Ticket:
+        return replace(self.ticket, at_leisure=self.question.running is None and not self.is_hurried)
 
 
 class Planners:
@@ -136,17 +153,17 @@ class Planners:
     def _go_on(self) -> None:
         orders = self._orders.values()
         waiting = [order.ticket for order in orders if order.task is None]
-        running = [order.ticket for order in orders if order.task is not None and not order.task.done()]
+        running = [order.under_way for order in orders if order.is_under_way]
         decided = moves(waiting, running, self._places)
-        is_crowded = len(waiting) + len(decided.put_back) > len(decided.start)
-        for ticket in decided.put_back:
+        for ticket in (*decided.put_back, *decided.hasten):
             order = self._orders[ticket.owner]
             if order.task is not None:
                 order.task.cancel()
             order.task = None
-        for ticket in decided.start:
+        for ticket in (*decided.hasten, *decided.start):
             order = self._orders[ticket.owner]
-            question = msgspec.structs.replace(order.question, hurried=is_crowded)
+            order.is_hurried = decided.is_crowded
+            question = msgspec.structs.replace(order.question, hurried=decided.is_crowded)
             order.task = asyncio.create_task(self._planner.answer(question))
             order.task.add_done_callback(self._done)
 

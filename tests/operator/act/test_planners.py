@@ -6,6 +6,8 @@ import os
 import random
 import select
 import signal
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -51,6 +53,12 @@ def test_losses_come_first_and_no_place_is_given_twice(all_: list[Ticket], place
         assert all(each.urgent for each in now)  # no wish is planned while a loss waits
     assert not any(each.urgent for each in decided.put_back)
     assert list(decided.start) == sorted(decided.start, key=lambda each: each.rank)
+    assert decided.is_crowded == bool(left)
+    assert not decided.hasten, "none of these is a first plan at leisure"
+    at_leisure = [replace(each, at_leisure=True) for each in running]
+    hastened = moves(waiting, at_leisure, places)
+    stay = [each for each in at_leisure if each not in hastened.put_back]
+    assert list(hastened.hasten) == (stay if left else [])
 
 
 @given(st.lists(st.booleans(), max_size=60))
@@ -165,12 +173,14 @@ class Counting:
         self.running: list[str] = []
         self.most = 0
         self.hurried: dict[str, bool] = {}
+        self.begun: Counter[str] = Counter()
         self.done = asyncio.Event()
 
     async def answer(self, question: Question) -> Answer:
         name = question.deployment["metadata"]["name"]
         self.running.append(name)
         self.hurried[name] = question.hurried
+        self.begun[name] += 1
         self.most = max(self.most, len(self.running))
         try:
             await self.done.wait()
@@ -308,7 +318,8 @@ async def test_a_fork_that_dies_takes_nobody_with_it(question: Question) -> None
     await process.close()
 
 
-async def test_who_has_to_wait_is_planned_in_a_hurry_and_the_last_in_line_is_not() -> None:
+async def test_while_somebody_waits_plans_are_made_in_a_hurry_and_the_last_in_line_is_not() -> None:
+    """What was begun at leisure is begun anew, once."""
     counting = Counting()
     planners = Planners(counting, 1, lambda: None)
     for name in ("one", "two", "three"):
@@ -317,7 +328,8 @@ async def test_who_has_to_wait_is_planned_in_a_hurry_and_the_last_in_line_is_not
     counting.done.set()
     while not all(planners.answer(name) for name in ("one", "two", "three")):  # noqa: ASYNC110  tasks one after the other
         await asyncio.sleep(0)
-    assert counting.hurried == {"one": False, "two": True, "three": False}
+    assert counting.hurried == {"one": True, "two": True, "three": False}
+    assert counting.begun == {"one": 2, "two": 1, "three": 1}
     await planners.close()
 
 
