@@ -191,8 +191,8 @@ class PlacementSpec(ApiType):
     """Most pipelines that serve side by side. Without it the plan takes all devices that add to its objective."""
     tensor_parallel: (
         Annotated[
-            tuple[Literal[1, 2, 4, 8], ...],
-            Field(min_length=1, max_length=4, json_schema_extra={"x-kubernetes-list-type": "set"}),
+            tuple[Annotated[int, Field(ge=1, le=64)], ...],
+            Field(min_length=1, max_length=8, json_schema_extra={"x-kubernetes-list-type": "set"}),
         ]
         | None
     ) = None

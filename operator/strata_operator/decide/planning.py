@@ -188,6 +188,9 @@ def _wished_degrees(deployment: LLMDeployment) -> tuple[int, ...]:
     return tuple(sorted(deployment.spec.placement.tensor_parallel or (1,)))
 
 
+MOST_HELPFUL = 8  # processors of a stage: more are planned where they are asked for
+
+
 def _helpful_degrees(request: PlanRequest, config: dict[str, Any]) -> tuple[int, ...]:
     """Of a deployment that names none: all that the processors here make, for a model and formats that the runtime can run so. The search
     takes groups where they are better by the request's own metric. GPUs form groups where they are asked to: no machine of ours has had several.
@@ -199,8 +202,9 @@ def _helpful_degrees(request: PlanRequest, config: dict[str, Any]) -> tuple[int,
         _check_shared(config, request.method, request.allowed_bits)
     except UnsupportedModelError:
         return (1,)
-    most = max(sum(device.count for device in node.devices) for node in request.cluster.nodes)
-    return tuple(degree for degree in (1, 2, 4, 8) if degree <= most)
+    counts = {sum(device.count for device in node.devices) for node in request.cluster.nodes}
+    some = {1, 2, 4, 8} | counts
+    return tuple(sorted(degree for degree in some if degree <= min(max(counts), MOST_HELPFUL)))
 
 
 def _gpus(cluster: Cluster) -> list[str]:

@@ -15,7 +15,7 @@ from strata_planner.answer.standing_orders import order_table
 from strata_planner.contract.formats import BITS_OF_FORMAT
 from strata_planner.contract.judged import Stated
 from strata_planner.contract.plan import Plan, Prediction, Replica, Stage
-from strata_planner.contract.shares import told
+from strata_planner.contract.shares import lowest, told
 from strata_planner.search.exact.search import SearchStats
 from strata_planner.search.planning import PlanOutcome
 from strata_planner.units import human_bytes
@@ -86,7 +86,7 @@ def _cells(plan: Plan, stage: Stage) -> tuple[str, ...]:
     memory, device = stage.fullest
     types = "+".join(dict.fromkeys(device.type for device in stage.devices))
     indices = ",".join(str(device.index) for device in stage.devices)
-    shares = f" ({told(stage.shares)})" if stage.shares else ""
+    shares = f" ({told(stage.shares)})" if lowest(stage.shares) else ""
     return (
         f"{f'{stage.tensor_parallel} x ' * (stage.tensor_parallel > 1)}{types} #{indices}{shares}",
         stage.node,

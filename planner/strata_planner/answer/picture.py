@@ -8,7 +8,7 @@ from xml.etree.ElementTree import Element, SubElement, tostring
 
 from strata_planner.answer.timeline import Work, busy_share, decode_timeline, prefill_timeline
 from strata_planner.contract.plan import Plan, Replica, Stage
-from strata_planner.contract.shares import told
+from strata_planner.contract.shares import lowest, told
 from strata_planner.units import human_bytes
 
 _WIDTH, _LEFT, _RIGHT, _ROW, _GAP = 1120.0, 230.0, 170.0, 26.0, 34.0
@@ -125,7 +125,7 @@ class _Drawing:
     def _label(self, stage: Stage) -> None:
         first = stage.devices[0]
         device = f"{len(stage.devices)} x {first.type}" if len(stage.devices) > 1 else f"{first.type} #{first.index}"
-        device += f" ({told(stage.shares)})" if stage.shares else ""
+        device += f" ({told(stage.shares)})" if lowest(stage.shares) else ""
         self._write(16, _short(f"{stage.stage}  {device} on {stage.node}"), 12, below=17)
 
     def _heading(self, what: str) -> None:

@@ -6,6 +6,7 @@ they are made by. Layers with state are cut by their heads, or channels. Of expe
 which is as many bytes. Where shares are unlike, what each device has is what the runtime deals it (`contract.shares`).
 """
 
+from collections.abc import Iterable
 from functools import cache
 from typing import NamedTuple
 
@@ -179,6 +180,17 @@ def divisible(model: Model, degree: int) -> bool:
     return degree == 1 or (
         shareable(model, degree) and all(_divides(*_counts(layer), degree) for layer in set(model.layers))
     )
+
+
+def equal_shares(model: Model, degree: int) -> Shares:
+    """Of `degree` equal devices; none where whole heads come out even, so that each of them is the first one's equal."""
+    return () if divisible(model, degree) else dealing.equal(degree)
+
+
+def degrees_of(model: Model, wished: Iterable[int]) -> dict[int, Shares]:
+    """How many of the wished numbers of equal devices can share a stage, falling, with their shares."""
+    able = (degree for degree in wished if degree == 1 or shareable(model, degree))
+    return {degree: equal_shares(model, degree) for degree in sorted(able, reverse=True)}
 
 
 def shareable(model: Model, degree: int) -> bool:

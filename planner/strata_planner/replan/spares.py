@@ -3,6 +3,7 @@
 import msgspec
 
 from strata_planner.contract.plan import Place, Replica, Stage
+from strata_planner.costs.shards import degrees_of
 from strata_planner.question.cluster import DeviceGroup
 from strata_planner.question.request import PlanRequest
 from strata_planner.replan.repaired import Groups
@@ -40,9 +41,9 @@ def _idle(request: PlanRequest, taken: frozenset[Place] | set[Place]) -> list[De
             kinds.setdefault(kind, []).append(DeviceGroup((device,)))
     found: list[DeviceGroup] = []
     for equal in kinds.values():
-        for degree in request.tensor_parallel:
+        for degree, shares in degrees_of(request.model, request.tensor_parallel).items():
             found += [
-                DeviceGroup(tuple(each.leader for each in equal[at : at + degree]))
+                DeviceGroup(tuple(each.leader for each in equal[at : at + degree]), shares)
                 for at in range(0, len(equal) - degree + 1, degree)
             ]
     return found

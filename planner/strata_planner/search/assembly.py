@@ -28,7 +28,7 @@ from strata_planner.costs.memory import (
     layer_weights_bytes,
     state_bytes_per_sequence,
 )
-from strata_planner.costs.shards import portion_of, portion_on
+from strata_planner.costs.shards import equal_shares, portion_of, portion_on
 from strata_planner.naming import slot_name
 from strata_planner.question.cluster import DeviceGroup
 from strata_planner.question.request import PlanRequest
@@ -205,6 +205,7 @@ def _stage(
     """`steps`: the candidate's, with the phases of a pipeline that is never empty."""
     place, request = part.stage, pricer.request
     group = found.candidate.order[place]
+    shares = lowest(group.shares) or (group.shares and equal_shares(request.model, group.degree))
     prompts, decode = steps.stage_seconds(found.solution.counts, place)
     send_prompts, send = steps.stages[place].transfer_seconds
     sources = pricer.sources(part.bits, found.candidate, place)
@@ -224,8 +225,8 @@ def _stage(
         head=place == len(found.candidate.order) - 1,
         memory=memories[0],
         times=StageTimes(prompts + decode, decode, send_prompts + send, send, sources),
-        shares=lowest(group.shares),
-        rank_memory=memories if lowest(group.shares) else (),
+        shares=shares,
+        rank_memory=memories if shares else (),
     )
 
 

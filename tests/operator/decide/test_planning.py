@@ -241,7 +241,7 @@ ORDERED = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "d
 # name -> (spec, nodes, config, degrees)
 DEGREES: dict[str, tuple[dict[str, Any], tuple[Node, ...], dict[str, Any], tuple[int, ...]]] = {
     "two devices": ({}, (), LLAMA, (1, 2)),
-    "five devices": ({}, (Node("a", (Device("cpu", 5, 1 << 30, 1),)),), LLAMA, (1, 2, 4)),
+    "five devices": ({}, (Node("a", (Device("cpu", 5, 1 << 30, 1),)),), LLAMA, (1, 2, 4, 5)),
     "the solver layout": ({"planning": {"solver": "layout"}}, (), LLAMA, (1, 2)),
     "any precision": ({"precision": {"allowed": [3, 4], "method": "anyPrecision"}}, (), LLAMA, (1, 2)),
     "named": ({"placement": {"tensorParallel": [1]}}, (), LLAMA, (1,)),

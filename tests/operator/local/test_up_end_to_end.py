@@ -14,8 +14,9 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from strata_operator.act.control_client import ask
 from strata_operator.local.ports import free_port
@@ -289,15 +290,17 @@ def test_two_unlike_processors_of_a_node_share_a_stage(tmp_path: Path) -> None:
     assert texts["unlike"] == texts["alone"]
 
 
-@pytest.mark.parametrize("kind", ["deepseek_v3", "qwen3_next"])
-def test_processors_share_latent_keys_and_layers_with_state(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "ranks"), [("deepseek_v3", 2), ("qwen3_next", 2), ("llama", 3)])
+def test_processors_share_latent_keys_layers_with_state_and_heads_that_they_do_not_divide(
+    kind: str, ranks: int, tmp_path: Path
+) -> None:
     def make(folder: Path) -> None:
         make_tokenizer(folder)
         make_tiny_model(folder, kind, vocab_size=128, max_position_embeddings=512, bos_token_id=0, eos_token_id=1)
 
     texts = {}
-    node = CLUSTER.splitlines()[2].replace("memoryBytes", "count: 2, memoryBytes")
-    for name, degree in (("one", 1), ("two", 2)):
+    node = CLUSTER.splitlines()[2].replace("memoryBytes", f"count: {ranks}, memoryBytes")
+    for name, degree in (("one", 1), ("shared", ranks)):
         (tmp_path / name).mkdir()
         how = f"placement: {{tensorParallel: [{degree}], maxReplicas: 1, maxStages: 1}}"
         running = Up(tmp_path / name, how, name, make=make, cluster=f"nodes:\n{node}")
@@ -307,7 +310,29 @@ def test_processors_share_latent_keys_and_layers_with_state(kind: str, tmp_path:
             assert stage.tensor_parallel == degree
         finally:
             running.stop()
-    assert texts["two"] == texts["one"]
+    assert texts["shared"] == texts["one"]
+
+
+def test_stages_of_two_processors_and_of_one_answer_as_transformers_does(tmp_path: Path) -> None:
+    """An asymmetric layout: [2, 1], or the other way round."""
+    first, second = CLUSTER.splitlines()[2:4]
+    cluster = "\n".join(("nodes:", first.replace("memoryBytes", "count: 2, memoryBytes"), second))
+    cluster = cluster.replace("profile: {", "profile: {bandwidthBytesPerSecond: 1.0e+6, ")  # two together are worth it
+    how = "placement: {tensorParallel: [1, 2], minStages: 2, maxStages: 2, maxReplicas: 1}"
+    running = Up(tmp_path, how, "asymmetric", make=make_wider_model, cluster=cluster)
+    try:
+        stages = running_deployment("asymmetric").plan.stages
+        assert sorted(stage.tensor_parallel for stage in stages) == [1, 2]
+        text = "".join(running.stream([5, 9, 2], max_tokens=48, ignore_eos=True))
+    finally:
+        assert running.stop() == 0
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32).eval()
+    with torch.inference_mode():
+        (tokens,) = model.generate(
+            torch.tensor([[5, 9, 2]]), do_sample=False, max_new_tokens=48, min_new_tokens=48, pad_token_id=0
+        )
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(tmp_path / "model")
+    assert text.split() == tokenizer.decode(tokens[3:]).split()
 
 
 def test_ranks_and_what_forks_them_may_be_killed_and_end_with_the_rest(ranks: Up, expected: str) -> None:

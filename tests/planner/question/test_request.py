@@ -51,7 +51,7 @@ def test_one_long_request_must_fit_as_well_as_the_batch() -> None:
 
 
 WRONG_WISHES: dict[str, tuple[dict[str, Any], str]] = {
-    "three devices a stage": ({"tensor_parallel": (3,)}, r"tensorParallel \[3\]: choose from"),
+    "no device a stage": ({"tensor_parallel": (2, 0)}, r"tensorParallel \[2, 0\]: numbers of devices, each 1 or more"),
     "in time of nothing": ({"objective": Objective("slo")}, "needs a deadline"),
     "a latency of LLM-PQ's": ({"objective": Objective("latency"), "solver": "exact"}, "to the solvers auto and layout"),
     "groups of LLM-PQ's": ({"tensor_parallel": (2,), "solver": "pipeline"}, r"tensorParallel \[2\] to the solvers"),

@@ -22,14 +22,13 @@ from itertools import permutations
 import highspy  # noqa: F401  before pulp, whose own import of it would swallow a Ctrl-C that comes meanwhile
 import pulp
 
-from strata_planner.costs.shards import divisible
+from strata_planner.costs.shards import degrees_of
 from strata_planner.question.cluster import DeviceGroup
 from strata_planner.question.request import MAX_CHUNK_TOKENS, PlanRequest
 from strata_planner.search.exact.candidates import Pricer
 from strata_planner.search.exact.phases import Pair
 from strata_planner.search.exact.problem import StageCosts
 from strata_planner.search.highs import optimise
-from strata_planner.search.layouts.pipelines import DEGREES
 from strata_planner.search.layouts.pool import DeviceClass, Pool
 from strata_planner.search.layouts.stages import with_concurrency
 
@@ -91,11 +90,9 @@ def least_request_seconds(request: PlanRequest) -> float:
 
 def _groups(pricer: Pricer, each: DeviceClass) -> Iterator[DeviceGroup]:
     """Of these devices, one of each size that may be a stage."""
-    request = pricer.request
-    for degree in DEGREES:
-        fits = degree in request.tensor_parallel and degree <= len(each.devices)
-        if fits and divisible(request.model, degree):
-            yield DeviceGroup(each.devices[:degree])
+    for degree, shares in degrees_of(pricer.request.model, pricer.request.tensor_parallel).items():
+        if degree <= len(each.devices):
+            yield DeviceGroup(each.devices[:degree], shares)
 
 
 def _kinds(request: PlanRequest) -> dict[tuple[int, int], tuple[DeviceClass, int]]:

@@ -4,7 +4,7 @@ Called by `pipelines`. Groups of equal devices (HexGen, ICML 2024, section 3.3: 
 unlike shares of their layers. Knows no costs: which shares are worth a try it is told.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
@@ -31,16 +31,16 @@ Groups = tuple[Group, ...]  # of each stage, in order
 SharesOf = Callable[[tuple[int, ...]], Sequence[Shares]]  # worth a try, of devices of such classes in order
 
 
-def alike(c: int, degree: int) -> Group:
-    return Group((c,) * degree)
+def alike(c: int, degree: int, shares: Shares = ()) -> Group:
+    return Group((c,) * degree, shares)
 
 
 @dataclass(frozen=True)
 class Grouping:
-    """`degrees`: of groups of equal devices, `unlike`: of others, both falling."""
+    """`degrees`: of groups of equal devices, with their shares where heads come out unevenly; `unlike`: of others; both falling."""
 
     pool: Pool
-    degrees: tuple[int, ...]
+    degrees: Mapping[int, Shares]
     unlike: tuple[int, ...]
     shares_of: SharesOf
 
@@ -55,12 +55,12 @@ class Grouping:
             yield from self._of_unlike(way, held, composition)
 
     def _of_equal(self, held: Sequence[int], composition: Composition) -> Iterator[Groups]:
-        ways = [splits(composition[c], self.degrees) for c in held]
+        ways = [splits(composition[c], tuple(self.degrees)) for c in held]
         if not all(ways):  # devices that no wished degree parts
             return
         same = zip(*(_filled(way, len(self.degrees)) for way in ways), strict=True)
         for split in same if prod(map(len, ways)) > MOST_OPTIONS else product(*ways):
-            yield tuple(alike(c, degree) for c, degrees in zip(held, split, strict=True) for degree in degrees)
+            yield self._alike(held, split)
 
     def _of_unlike(self, way: Sequence[str], held: Sequence[int], composition: Composition) -> Iterator[Groups]:
         """Every node's ways with every other's; where there are many, only those of all nodes in turn."""
@@ -87,11 +87,13 @@ class Grouping:
 
     def _apart(self, own: Mapping[int, int]) -> list[Groups]:
         """A node's devices, so many of each class, without groups of unlike ones."""
-        ways = [splits(count, self.degrees) for count in own.values()]
-        return [
-            tuple(alike(c, degree) for c, degrees in zip(own, split, strict=True) for degree in degrees)
-            for split in product(*ways)
-        ][:MOST_OPTIONS]
+        ways = [splits(count, tuple(self.degrees)) for count in own.values()]
+        return [self._alike(own, split) for split in product(*ways)][:MOST_OPTIONS]
+
+    def _alike(self, classes: Iterable[int], split: Sequence[Sequence[int]]) -> Groups:
+        return tuple(
+            alike(c, degree, self.degrees[degree]) for c, own in zip(classes, split, strict=True) for degree in own
+        )
 
     def _mixed(self, own: Mapping[int, int]) -> Iterator[Groups]:
         """With as many groups of unlike devices as go: each of as many devices of each class, or of all that there are."""

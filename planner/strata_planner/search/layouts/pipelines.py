@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from strata_planner.contract.shares import Shares
-from strata_planner.costs.shards import divisible, shareable
+from strata_planner.costs.shards import degrees_of, equal_shares
 from strata_planner.errors import WorkloadError
 from strata_planner.question.cluster import DeviceGroup
 from strata_planner.question.request import PlanRequest
@@ -27,7 +27,6 @@ from strata_planner.search.steady import Load, StageSteps, long_rounds, steady
 
 Indices = npt.NDArray[np.intp]
 
-DEGREES = (8, 4, 2, 1)
 _NEAR = 0.8  # of the best way to run a load with layers dealt evenly: only those are dealt otherwise too, which seldom gains a tenth
 _WORK_BESIDE = 2000  # of looking at a pipeline, however small it is: as long as so many stages times loads take
 
@@ -72,9 +71,8 @@ class Pipelines:
         self.request = request
         self.pool = pool
         self.stages = Stages(request)
-        wished = request.tensor_parallel
-        self.degrees = tuple(each for each in DEGREES if each in wished and divisible(request.model, each))
-        unlike = tuple(each for each in DEGREES[:-1] if each in wished and shareable(request.model, each))
+        self.degrees = degrees_of(request.model, request.tensor_parallel)
+        unlike = tuple(each for each in self.degrees if each > 1)
         self._grouping = Grouping(pool, self.degrees, unlike, self._shares)
         self._shares_of: dict[tuple[int, ...], tuple[Shares, ...]] = {}
         self.evaluations = self.work = 0
@@ -171,7 +169,7 @@ class Pipelines:
         groups, left = [], list(composition)
         for degree in degrees:
             c = next((c for c, count in enumerate(left) if count), 0)
-            groups.append(alike(c, degree))
+            groups.append(alike(c, degree, equal_shares(self.request.model, degree)))
             left[c] -= degree
         if any(left):
             raise WorkloadError(

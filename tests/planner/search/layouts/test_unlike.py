@@ -13,7 +13,8 @@ from benchmarks import unlike
 from strata_planner.answer.explain import render_plan
 from strata_planner.answer.picture import picture
 from strata_planner.contract.plan import Plan
-from strata_planner.contract.shares import Shares, told
+from strata_planner.contract.shares import Shares, equal, told
+from strata_planner.contract.values import from_json, to_json
 from strata_planner.costs.latency import Latencies
 from strata_planner.costs.shards import Portion, portion_of, shareable
 from strata_planner.errors import InfeasibleError
@@ -218,7 +219,8 @@ NODES = st.lists(st.integers(0, 5), min_size=2, max_size=3).filter(lambda counts
 def test_every_option_deals_out_all_devices(counts: list[int], degrees: tuple[int, ...]) -> None:
     cluster = on_one_node(*(a_card(10 + at, 1 + at, count=5) for at in range(len(counts))))
     unlike = tuple(each for each in degrees if each > 1)
-    grouping = Grouping(Pool(cluster), degrees, unlike, lambda classes: [(2, *[1] * (len(classes) - 1))])
+    whole = dict.fromkeys(degrees, ())
+    grouping = Grouping(Pool(cluster), whole, unlike, lambda classes: [(2, *[1] * (len(classes) - 1))])
     found = list(grouping.options(tuple(counts)))
     for groups in found:
         held = [c for group in groups for c in group.classes]
@@ -230,6 +232,34 @@ def test_every_option_deals_out_all_devices(counts: list[int], degrees: tuple[in
     assert len(set(found)) == len(found)
     if counts == [1, 1]:
         assert any(len(groups) == 1 for groups in found), "a pair"
+
+
+@laws
+@given(
+    count=st.integers(2, 7),
+    heads=st.sampled_from([(4, 2), (6, 3), (8, 8), (8, 2), (12, 4)]),
+    bits=st.sampled_from([(16,), (4, 8, 16)]),
+    load=LOADS,
+)
+def test_any_number_of_equal_devices_up_to_the_heads_share_a_stage_within_the_memory_of_each(
+    count: int, heads: tuple[int, int], bits: tuple[int, ...], load: Workload
+) -> None:
+    queries, keys = heads
+    model = a_model(num_attention_heads=queries, num_key_value_heads=keys)
+    request = asked(a_card(12, 1, count=count), model=model, tensor_parallel=(count,), allowed_bits=bits, workload=load)
+    if count > queries:
+        with pytest.raises(InfeasibleError, match="no groups of so many equal devices"):
+            make_plan(request)
+        return
+    plan = make_plan(request).plan
+    check_memory(plan)
+    (stage,) = plan.stages
+    comes_out = queries % count == 0 and (keys % count == 0 or count % keys == 0)
+    assert (stage.tensor_parallel, stage.shares) == (count, () if comes_out else equal(count))
+    assert from_json(to_json(plan), Plan) == plan
+    assert told(equal(count)) not in picture(plan), "equal shares are no news"
+    parts = [portion_of(model.layers[0], Portion(equal(count), rank)) for rank in range(count)]
+    assert sum(each.heads for each in parts) == queries
 
 
 def test_a_group_of_more_devices_than_heads_is_none() -> None:
