@@ -9,6 +9,7 @@ from strata_planner.contract.acceptance import DraftCounts
 from strata_planner.contract.control import (
     CONTROL_PROTOCOL,
     Commit,
+    EpochChange,
     GatewayStatus,
     GetStatus,
     HungStep,
@@ -182,6 +183,8 @@ class FakeGateway:
         self.route: SetRoute | None = None
         self.lost: set[str] = set()  # leaders
         self.drafted: DraftCounts | None = None
+        self.cost = EpochChange(0)  # of every change
+        self.tells = True  # of changes: nobody waits
 
     def status(self) -> GatewayStatus:
         return GatewayStatus(
@@ -190,6 +193,7 @@ class FakeGateway:
             leaders_connected=sum(each.slot not in self.lost for each in self.route.leaders) if self.route else 0,
             running_requests=0,
             drafted=self.drafted,
+            change=msgspec.structs.replace(self.cost, epoch=self.route.epoch) if self.route and self.tells else None,
         )
 
     def handle(self, message: SetRoute | GetStatus | Watch) -> GatewayStatus:

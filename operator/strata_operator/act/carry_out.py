@@ -152,6 +152,7 @@ class Hands:
                 await self._send(kept, name, message)
             case SetStatus(status=status):
                 stored = await self._kube.apply(status_object(deployment, status), "status")
+                metrics.count_replans(deployment.status, status)
                 kept.note_said(status, stored_status(stored.get("status")), self._clock.seconds())
                 return False
             case Emit():

@@ -296,6 +296,9 @@ class ReplanningSpec(ApiType):
     is moved away from them. 1 turns this off."""
     min_gain: Annotated[float, Field(ge=0, lt=1)] = 0.1
     """Where the cluster offers more than the plan was made for, a better plan is taken only if it gains this share."""
+    max_per_hour: Annotated[int, Field(ge=0, le=12)] = 12
+    """While so many plans were made within an hour, whatever for, no better one is looked for: what is lost, is to leave or does not come to serve is
+    planned without all the same, and what you change is planned. 0: better plans are never taken."""
     prepare_timeout_seconds: Annotated[int, Field(ge=10, le=86_400)] = 1800
     """How long a slot may make no progress in loading its part of a new plan, the download of the model included, before it is
     planned without."""

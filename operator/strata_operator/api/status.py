@@ -14,13 +14,14 @@ from strata_operator.api.base import ApiType
 
 MAX_STAGES = 64
 MAX_SHADOWED = 512  # layers
-MAX_REPLANS = 10
+MAX_REPLANS = 12
 RECONCILE_ERROR = "ReconcileError"  # a condition that is there only while something was not foreseen
 MAX_EXCLUSIONS = 32
 MAX_TEXT = 1024
 MAX_SENTENCE = 32_768  # of a condition's message, as Kubernetes' own conditions have it
 
 Phase = Literal["Pending", "Planning", "Loading", "Ready", "Degraded", "Replanning", "Failed", "Paused"]
+Count = Annotated[int, Field(ge=0)]
 Moment = Annotated[str, Field(max_length=64, json_schema_extra={"format": "date-time"})]
 
 
@@ -186,6 +187,19 @@ class Replan(StatusType):
     """When all its slots were seen to have loaded their parts."""
     committed_at: Moment | None = None
     """When all its slots were seen to have switched."""
+    next_token_at: Moment | None = None
+    """When the first of the requests that waited for it got its next token, by the clock of its gateway. This and the following are absent until nobody
+    waits any more, and where a gateway did not live to tell."""
+    pause_ms: Annotated[float, Field(ge=0)] | None = None
+    """The longest that a client waited from one token to the next; 0: no answer had begun."""
+    tokens_recomputed: Count | None = None
+    """Of prompts and answers, through all layers."""
+    tokens_refilled: Count | None = None
+    """The same through the layers alone that were lost."""
+    requests_held: Count | None = None
+    """That no leader had for a while, those included that came meanwhile."""
+    requests_lost: Count | None = None
+    """Of them, those that ended in an error."""
     gain: float | None = None
     """Of a better plan: the share that it gains over the one before."""
     repair: RepairStatus | None = None
@@ -258,7 +272,7 @@ class LLMDeploymentStatus(StatusType):
     shadows: Annotated[tuple[ShadowStatus, ...], Field(max_length=MAX_STAGES)] = ()
     """By `replanning.takeover.shadow`, the largest first."""
     replans: Annotated[tuple[Replan, ...], Field(max_length=MAX_REPLANS)] = ()
-    """The last ten."""
+    """The last twelve."""
     exclusions: Annotated[tuple[Exclusion, ...], Field(max_length=MAX_EXCLUSIONS)] = ()
     """Nodes that are planned without for a while. Any edit of the spec ends them."""
     backoff: Backoff | None = None

@@ -4,6 +4,8 @@ Status says what is; events say what has just changed in it, in the same words.
 """
 
 from collections import Counter
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from strata_operator.api import Condition, LLMDeploymentStatus
@@ -28,6 +30,7 @@ from strata_operator.decide.troubles import progress
 from strata_operator.decide.view import View
 from strata_operator.render.names import gateway_url
 from strata_operator.render.records import ORDERED, EpochRecord, Weighed, exact_stamp, stamp
+from strata_planner.contract.control import EpochChange
 from strata_planner.contract.draft_weights import draft_wish
 from strata_planner.contract.formats import BITS_OF_FORMAT
 from strata_planner.contract.plan import NO_SPECULATION, Prediction, Stage
@@ -35,6 +38,7 @@ from strata_planner.replan.repair import RepairNote
 
 NEWS_OF_ACCEPTANCE = 0.05
 CHOSEN = {"restart": "RestartChosen", "takeover": "TakeoverChosen"}
+RESUMED = "RequestsResumed"
 GOOD_NEWS = {"Planned", "Ready"}
 NEWS = {
     "Inventoried": {"False"},
@@ -233,9 +237,24 @@ def _come_further(view: View, replan: Replan, committed: int) -> Replan:
     stages = view.stages()
     if replan.committed_at is None and stages and all(serves(view, stage) for stage in stages):
         moments["committed_at"] = now
+    if replan.requests_held is None and (changes := view.changes):
+        moments |= _cost_of(changes)
     if replan.repair is not None and (found := _improvement(view)) is not None:
         moments["repair"] = replan.repair.model_copy(update={"improvement": found})
     return replan.model_copy(update=moments) if moments else replan
+
+
+def _cost_of(changes: Sequence[EpochChange]) -> dict[str, Any]:
+    """As fields of `Replan`: what all gateways tell of it together."""
+    resumed = [each.resumed_at for each in changes if each.resumed_at > 0]
+    return {
+        "next_token_at": exact_stamp(datetime.fromtimestamp(min(resumed), UTC)) if resumed else None,
+        "pause_ms": round(1e3 * max(each.pause_seconds for each in changes), 1),
+        "tokens_recomputed": sum(each.recomputed_tokens for each in changes),
+        "tokens_refilled": sum(each.refilled_tokens for each in changes),
+        "requests_held": sum(each.held for each in changes),
+        "requests_lost": sum(each.lost for each in changes),
+    }
 
 
 def _improvement(view: View) -> float | None:
@@ -294,12 +313,25 @@ def _events(old: LLMDeploymentStatus, new: LLMDeploymentStatus) -> tuple[Emit, .
         for replan in new.replans
         if replan.choice is not None and replan.epoch not in known
     )
-    return ordered + chosen + tuple(
+    counted = {replan.epoch for replan in old.replans if replan.requests_held is not None}
+    resumed = tuple(
+        Emit("Warning" if replan.requests_lost else "Normal", RESUMED, _what_it_cost(replan))
+        for replan in new.replans
+        if replan.requests_held and replan.epoch not in counted
+    )
+    return ordered + chosen + resumed + tuple(
         Emit("Normal" if condition.type in GOOD_NEWS and condition.status == "True" else "Warning",
              condition.reason, f"{condition.type}: {condition.message}")
         for condition in new.conditions
         if condition.status in NEWS.get(condition.type, ()) and _has_changed(before.get(condition.type), condition)
     )  # fmt: skip
+
+
+def _what_it_cost(replan: Replan) -> str:
+    return (
+        f"epoch {replan.epoch} ({replan.reason}): {replan.requests_held} requests waited for it, {replan.requests_lost} were lost; the longest pause "
+        f"between two tokens was {replan.pause_ms or 0:.0f} ms; {replan.tokens_recomputed} tokens were computed again, and {replan.tokens_refilled} in lost layers"
+    )
 
 
 def _what_was_chosen(replan: Replan, choice: ChoiceStatus) -> str:

@@ -23,6 +23,7 @@ from strata_operator.render.names import (
 from strata_operator.render.records import EpochRecord, moment
 from strata_operator.render.slots import is_pod_of, pod_label
 from strata_planner.contract.acceptance import DraftCounts
+from strata_planner.contract.control import EpochChange
 from strata_planner.contract.plan import Plan, Stage
 from strata_planner.replan.repair import RepairNote
 
@@ -155,6 +156,14 @@ class View:
         """How many serve the newest epoch: they route to it and reach all its leaders."""
         epoch = self.newest.epoch if self.newest else None
         return 0 if epoch is None else sum(reaches_all(gateway, epoch) for gateway in self.seen.gateways.values())
+
+    @property
+    def changes(self) -> tuple[EpochChange, ...]:
+        """What the change to the newest epoch cost, by every gateway that answers; empty until all of them have told, so that it is told once."""
+        told = [gateway.change for gateway in self.seen.gateways.values()]
+        number = self.newest.epoch.number if self.newest else 0
+        known = tuple(each for each in told if each is not None and each.epoch == number)
+        return known if len(known) == len(told) else ()
 
     @property
     def newest(self) -> EpochRecord | None:

@@ -20,6 +20,7 @@ from strata_operator.decide.weighing import fallen, weighed
 from strata_operator.render.records import moment
 
 STEADY = timedelta(seconds=60)  # so long a node is Ready, and an epoch serves, before a better plan is looked for
+HOUR = timedelta(hours=1)
 LOOK_AGAIN = timedelta(seconds=300)  # between two looks for a better plan
 OOM_RENEWALS = 3  # epochs in a row that a lack of memory ended, before a plan leaves more of it free
 MARGIN_STEP, MOST_MARGIN = 0.1, 0.5  # shares of each device's memory
@@ -149,7 +150,7 @@ def _short_of_memory(view: View, steps: tuple[Step, ...]) -> str:
 def _better(view: View, again: MakePlan) -> Iterator[MakePlan]:
     """When the cluster offers something else than the plan was made for, and all is at rest; or while a repair serves."""
     newest = view.newest
-    if newest is None or not (_is_steady(view) or _is_repaired(view)):
+    if newest is None or not (_is_steady(view) or _is_repaired(view)) or _are_many(view):
         return
     unsteady = view.usable - {stage.node for stage in view.stages()}
     unsteady = frozenset(name for name in unsteady if not _has_been_ready(view, name))
@@ -162,6 +163,12 @@ def _better(view: View, again: MakePlan) -> Iterator[MakePlan]:
     looked = max((at for at in looks if since is None or at >= since), default=None)
     if looked is None or view.now - looked >= LOOK_AGAIN:
         yield wish
+
+
+def _are_many(view: View) -> bool:
+    """Whether so many plans were made within the hour, whatever for, that one more is not worth its pause."""
+    made = [each for each in view.deployment.status.replans if view.now - moment(each.at) < HOUR]
+    return len(made) >= view.deployment.spec.replanning.max_per_hour
 
 
 def _is_repaired(view: View) -> bool:

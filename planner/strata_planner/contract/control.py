@@ -298,14 +298,29 @@ class SlotStatus(Value, frozen=True, tag="slot", omit_defaults=True):
     took: Took | None = None  # None: it has loaded nothing yet
 
 
+class EpochChange(Value, frozen=True, omit_defaults=True):
+    """What the change to an epoch cost those whom a gateway serves, from the loss that led to it on. Told once nobody waits for it any more."""
+
+    epoch: int
+    held: int = 0  # requests that no leader had for a while, those included that came meanwhile
+    lost: int = 0  # of them, those that ended in an error then
+    pause_seconds: float = 0.0  # the longest, from one token to the next; 0: no answer had begun
+    resumed_at: float = 0.0  # when the first of them got a token, in seconds since 1970; 0: none did
+    recomputed_tokens: int = 0  # of prompts and answers that had begun, through all layers
+    refilled_tokens: int = 0  # through the layers alone that were lost
+
+
 class GatewayStatus(Value, frozen=True, tag="gateway", omit_defaults=True):
-    """The state of a gateway: the epoch it routes to and the leaders that have said hello in it. `drafted`: since it started; None: nothing was."""
+    """The state of a gateway: the epoch it routes to and the leaders that have said hello in it. `drafted`: since it started; None: nothing was.
+    `change`: to the newest epoch that is over; None before the first.
+    """
 
     incarnation: str
     epoch: int
     leaders_connected: int
     running_requests: int
     drafted: DraftCounts | None = None
+    change: EpochChange | None = None
 
 
 def news_of(status: SlotStatus | GatewayStatus) -> SlotStatus | GatewayStatus:

@@ -358,7 +358,8 @@ class TokenEvent(Message, frozen=True):
     """Token number `index` (from 0) of the answer to `request`; `finish` is set on the last.
 
     `found`: tokens of the prompt and of what was delivered before whose KV was there already. `prompt`: with the first token,
-    of the prompt's from the second on, where they are wanted.
+    of the prompt's from the second on, where they are wanted. `refilled`: of `found`, those of which a change of epoch had lost layers, which were
+    computed again for this request.
     """
 
     request: str
@@ -369,6 +370,7 @@ class TokenEvent(Message, frozen=True):
     finish: FinishReason | None
     found: int = 0
     prompt: tuple[PromptScore, ...] = ()
+    refilled: int = 0
 
 
 class Tokens(Message, frozen=True, tag="tokens"):

@@ -89,6 +89,12 @@ class Metrics:
         self._epoch = gauge("strata_epoch", "The epoch that requests are routed to; 0: no route yet.")
         self._leaders = gauge("strata_leaders_connected", "Leaders that have said hello in this epoch.")
         self._replays = counter("strata_replays", "Times that a running request was handed to a leader again.")
+        self._pause = self._histogram(
+            "strata_pause_seconds",
+            "Token to next token of answers that a loss or a change of epoch interrupted.",
+            _SECONDS,
+        )
+        self._lost = counter("strata_lost_requests", "Answers that ended in an error while no leader had them.")
         self._orders = Counter(
             "strata_standing_orders",
             "Epochs that this gateway came to route to by standing orders, by what they did: takeover or renewal.",
@@ -130,6 +136,12 @@ class Metrics:
 
     def order_done(self, kind: str) -> None:
         self._orders.labels(self._model_name, kind).inc()
+
+    def paused(self, seconds: float) -> None:
+        self._pause.observe(seconds)
+
+    def lost(self) -> None:
+        self._lost.inc()
 
     def replayed(self, times: int) -> None:
         self._replays.inc(times)

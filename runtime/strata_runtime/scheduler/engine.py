@@ -212,7 +212,7 @@ class Engine:
                 self._forget(sequence)
                 return events
             index, found, scores = sequence.take(each), sequence.found, sequence.told_scores()
-            known = (each.logprob, each.top, sequence.finish, found, scores)
+            known = (each.logprob, each.top, sequence.finish, found, scores, sequence.refilled)
             events.append(TokenEvent(sequence.request, index, each.token, *known))
             if sequence.finish:
                 self.scheduler.speculation.ended(sequence.guesses, sequence.tokens[sequence.prompt_length :])

@@ -456,6 +456,7 @@ class Scheduler:
             if sequence.first_step < 0:
                 sequence.first_step = self._step
             length = min(len(run) * size, sequence.computed - first * size)
+            sequence.refilled += length
             segment = Segment(sequence.sequence, first * size, length, 0, sequence.untold_blocks())
             chosen.append((sequence, segment))
         self._has_refilled = self._has_refilled or bool(chosen)

@@ -31,6 +31,7 @@ class Sequence:
     told: int = 0  # of the blocks: those that the stages know
     promised: int = 0  # blocks that its prompt is still to take
     found: int = 0  # of its computed positions: those that were found in blocks of others
+    refilled: int = 0  # of these, those whose lost layers were computed again for it
     first_step: int = -1  # its first step since it was admitted; -1: none yet
     shares: bool = True  # its blocks hold what anybody would compute from the same tokens
     opened: bool = False  # the stages know it
@@ -131,7 +132,8 @@ class Sequence:
     def start_again(self) -> list[int]:
         """Nothing of it is computed any more. Returns the blocks that it held."""
         held, self.blocks = self.blocks, []
-        self.computed = self.told = self.promised = self.found = self.named = self.draft_computed = 0
+        self.computed = self.told = self.promised = self.named = self.draft_computed = 0
+        self.found = self.refilled = 0
         self.first_step = -1
         self.shares, self.opened = True, False
         return held

@@ -3,10 +3,13 @@
 from typing import Any
 
 import pytest
+from prometheus_client import REGISTRY
 
 from strata_operator.api import LLMDeployment
 from strata_operator.decide.view import gateway_hosts
 from strata_operator.render.names import GATEWAY, labels
+from strata_operator.render.records import moment
+from strata_planner.contract.control import EpochChange
 from tests.operator.builders import a_deployment, a_pod
 from tests.operator.fakes import FakeGateway
 from tests.operator.world import AWorld, World
@@ -107,3 +110,46 @@ def test_gateways_are_reached_where_their_pods_are() -> None:
         a_gateway_pod(a_deployment("other").build(), "foreign", podIP="10.0.0.4"),
     ]
     assert gateway_hosts(deployment, pods) == {"runs": "10.0.0.1", "fails": "10.0.0.3"}
+
+
+def metric(name: str, **labels: str) -> float:
+    return REGISTRY.get_sample_value(name, labels) or 0.0
+
+
+def test_what_a_loss_cost_is_told_once_all_gateways_have(two: World) -> None:
+    """Held, lost and computed again are sums, the pause is the longest, the next token the first."""
+    one, other = gateways(two).values()
+    one.cost = EpochChange(0, 3, 1, 0.25, two.cluster.now().timestamp() + 9, 40, 8)
+    other.cost, other.tells = EpochChange(0, 2, 0, 1.5, two.cluster.now().timestamp() + 7, 2), False
+    before = {
+        name: metric(name, reason="NodeLost")
+        for name in ("strata_operator_lost_requests_total", "strata_operator_pause_seconds_sum")
+    }
+    two.cluster.set_ready("b", "Unknown")
+    two.passes(20)
+    assert (two.status.phase, two.reasons()) == ("Ready", ["Created", "NodeLost"])
+    (replan,) = two.status.replans
+    assert (replan.requests_held, replan.pause_ms, replan.next_token_at) == (None, None, None)
+    other.tells = True
+    two.passes(10)
+    (told,) = two.status.replans
+    assert (told.requests_held, told.requests_lost) == (5, 1)
+    assert (told.pause_ms, told.tokens_recomputed, told.tokens_refilled) == (1500.0, 42, 8)
+    assert told.next_token_at is not None
+    assert moment(told.next_token_at).timestamp() == pytest.approx(other.cost.resumed_at, abs=0.001)
+    (event,) = [each for each in two.cluster.all("events") if each["reason"] == "RequestsResumed"]
+    assert (event["type"], "5 requests waited for it, 1 were lost" in event["note"]) == ("Warning", True)
+    assert (
+        metric("strata_operator_lost_requests_total", reason="NodeLost") - before["strata_operator_lost_requests_total"]
+        == 1
+    )
+    assert (
+        metric("strata_operator_pause_seconds_sum", reason="NodeLost") - before["strata_operator_pause_seconds_sum"]
+        == 1.5
+    )
+    reached = metric("strata_operator_replan_seconds_count", reason="NodeLost", reached="nextToken")
+    one.cost = EpochChange(0)
+    two.operator_starts_anew()
+    two.passes(30)
+    assert two.status.replans == (told,)  # what is on record stays, and is counted once
+    assert metric("strata_operator_replan_seconds_count", reason="NodeLost", reached="nextToken") == reached

@@ -53,6 +53,26 @@ def test_a_deployment_goes_back_when_the_better_plan_is_possible_again(serving: 
     assert serving.reasons() == ["Created", "NodeLost", "BetterPlan"]
 
 
+def test_no_better_plan_is_looked_for_while_many_were_made_within_the_hour(serving: World) -> None:
+    """Losses, drains and edits are planned all the same."""
+    serving.edit(replanning={"maxPerHour": 2})
+    serving.cluster.set_ready("b", "Unknown")
+    serving.passes(20)
+    serving.edit(replanning={"maxPerHour": 2}, workload={"concurrency": 3})
+    serving.passes(30)
+    serving.cluster.set_ready("b", "True")
+    serving.passes(1200, every=60)
+    assert serving.reasons() == ["Created", "NodeLost", "SpecChanged"]
+    assert serving.nodes() == ["a", "c"]
+    serving.passes(3600, every=60)
+    assert serving.reasons()[3:] == ["BetterPlan"]
+    assert serving.nodes() == ["a", "b"]
+    for lost in ("b", "c"):
+        serving.cluster.set_ready(lost, "Unknown")
+        serving.passes(120)
+    assert serving.reasons()[4:] == ["NodeLost", "NodeLost"]
+
+
 @pytest.mark.slow
 def test_a_flapping_node_does_not_make_a_deployment_flap(serving: World) -> None:
     for _ in range(15):

@@ -365,11 +365,11 @@ def test_a_stateful_set_that_someone_deleted_comes_back(serving: Pretended) -> N
 
 
 def test_status_and_records_stay_bounded(serving: Pretended) -> None:
-    for round_ in range(12):
+    for round_ in range(15):
         serving.now += timedelta(minutes=2)
         serving.spec["workload"] = {"concurrency": round_ + 1}
         serving.settle()
-    assert len(serving.status.replans) == 10
+    assert len(serving.status.replans) == 12
     assert len(serving.records) <= 4
     assert serving.status.phase == "Ready"
 

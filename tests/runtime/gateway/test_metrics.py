@@ -1,6 +1,8 @@
 """GET /metrics: vLLM's names, filled by what really happened."""
 
 import asyncio
+import re
+from pathlib import Path
 
 from strata_planner.contract.acceptance import DraftCounts
 from strata_planner.contract.frames import LeaderHello
@@ -54,3 +56,14 @@ async def test_gauges_follow_the_leaders(gateway: Harness, leader: FakeLeader) -
     assert await gateway.metric("strata_leaders_connected") == 1
     leader.allow(None)
     await running
+
+
+async def test_every_name_is_documented(gateway: Harness) -> None:
+    page = (await gateway.http.get("/metrics")).text
+    told = (Path(__file__).parents[3] / "docs/openai-api.md").read_text()
+    families = re.findall(r"^# TYPE ((?:vllm:|strata_)\S+) (\w+)$", page, re.MULTILINE)
+    names = {name.removesuffix("_created") for name, _ in families}
+    assert len(names) > 15
+    assert {
+        name for name in names if name.removeprefix("vllm:spec_decode_num_").removesuffix("_total") not in told
+    } == set()

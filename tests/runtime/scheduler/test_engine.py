@@ -267,6 +267,7 @@ def test_a_replay_computes_what_lost_its_pages(refill: tuple[int, int]) -> None:
     assert after.refilled == (16 + 2 * 3 if lacking else 0)
     assert after.tokens_run - after.refilled == 2
     assert [event.found for event in later] == [19, 19]
+    assert sum(event.refilled for event in later) == after.refilled
 
 
 def resumed(count: int, refill: tuple[int, int]) -> Pipeline:

@@ -28,6 +28,7 @@ from strata_runtime.gateway.metrics import Counts, Load, Metrics
 from strata_runtime.gateway.routing.generation import Generation, Put, RunningAnswer
 from strata_runtime.gateway.routing.journal import GenerationRequest, Journal, Outgoing
 from strata_runtime.gateway.routing.leader_link import LeaderLink
+from strata_runtime.gateway.routing.pauses import Arrival, Pauses
 from strata_runtime.gateway.routing.prefixes import Prefixes, chunks_of
 from strata_runtime.gateway.routing.routing import ReplicaLoad, choose
 from strata_runtime.gateway.routing.suspicion import MOST_FAILED_STEPS
@@ -56,6 +57,7 @@ class Dispatcher:
         self._context = zmq.asyncio.Context()
         self._journal = Journal()
         self._prefixes = Prefixes()
+        self._pauses = Pauses()
         self._answers: dict[str, RunningAnswer] = {}
         self._route: SetRoute | None = None
         self._gathered_at = 0.0  # from then on replays wait for no further leader
@@ -86,7 +88,8 @@ class Dispatcher:
             for index, request in enumerate(requests):
                 replica = self._choose(request)
                 self._answers[request.id] = RunningAnswer(generation, index, request)
-                self._answers[request.id].held_since = time.monotonic() if replica is None else None
+                if replica is None:
+                    self._mark_held([request.id])
                 self._answers[request.id].ending = self._end_at(request)
                 self._send(self._journal.submit(request, replica))
         except Exception:
@@ -183,6 +186,7 @@ class Dispatcher:
         self._gathering = asyncio.get_running_loop().call_later(GATHER_SECONDS, self._replay_held)
         formed = {leader.replica: leader.formed for leader in route.leaders if leader.formed}
         self._mark_held(self._journal.start_epoch(route.epoch, going_on.keys(), formed))
+        self._pauses.start_epoch(route.epoch)
         log.info(
             "epoch %d: route to %d leader(s), %d requests held", route.epoch, len(route.leaders), len(self._journal)
         )
@@ -203,6 +207,7 @@ class Dispatcher:
             leaders_connected=len(self._hellos()),
             running_requests=len(self._journal),
             drafted=self._metrics.drafted,
+            change=self._pauses.told,
         )
 
     def load(self) -> Load:
@@ -241,6 +246,7 @@ class Dispatcher:
             return
         self._send(self._journal.welcome(link.leader.replica))
         self._replay_held()
+        self._settle()
         self.changed.set()
 
     def leader_lost(self, link: LeaderLink, reason: str) -> None:
@@ -270,6 +276,7 @@ class Dispatcher:
             if request_id in self._answers:  # not one that an earlier event has ended with its call
                 self._deliver(request_id, event)
         self._send(delivery.outgoing)
+        self._settle()
         for generation in reached:  # after all: the journal counts every event of the message as delivered
             if generation.is_unread(self._limits.max_unread_events):
                 generation.give_up(self._limits.max_unread_events)
@@ -291,6 +298,9 @@ class Dispatcher:
             self._fail(request_id, RequestFailedError(message), event.finish)
             return
         answer = self._answers[request_id]
+        arrival = Arrival(time.monotonic(), time.time(), answer.known_tokens, event)
+        if (pause := self._pauses.resume(request_id, arrival)) is not None:
+            self._metrics.paused(pause)
         answer.observe(self._metrics, event.found)
         answer.generation.put(answer.index, event)
         if event.finish is not None:
@@ -316,6 +326,8 @@ class Dispatcher:
         answer = self._answers.get(request_id)
         if answer is None:  # its call has ended by the failure of another of its requests
             return
+        if self._pauses.end(request_id, is_lost=True):
+            self._metrics.lost()
         answer.generation.put(answer.index, error)
         self.finish(request_id, reason)
 
@@ -324,6 +336,8 @@ class Dispatcher:
         if answer.ending is not None:
             answer.ending.cancel()
         answer.finished(self._metrics, reason)
+        self._pauses.end(request_id, is_lost=False)
+        self._settle()
         self.changed.set()
         if not self._answers:
             self._idle.set()
@@ -377,6 +391,12 @@ class Dispatcher:
         for request_id in request_ids:
             answer = self._answers[request_id]
             answer.held_since = answer.held_since or time.monotonic()
+            self._pauses.hold(request_id, answer.last_at or None)
+
+    def _settle(self) -> None:
+        """Tell what a change of epoch has cost, once it is over."""
+        if self._pauses.settle(are_leaders_there=len(self._hellos()) == len(self._links)):
+            self.changed.set()
 
     def _hellos(self) -> list[LeaderHello]:
         return [link.hello for link in self._links.values() if link.hello is not None]

@@ -22,6 +22,7 @@ class RunningAnswer:
         self.generation = generation
         self.index = index
         self.prompt_tokens = len(request.prompt)
+        self._begun_tokens = len(request.begun)
         self.opened_at = time.monotonic()
         self.first_at = 0.0
         self.last_at = 0.0
@@ -33,6 +34,11 @@ class RunningAnswer:
     def waits_since(self) -> float:
         """Its client, for the next token."""
         return self.last_at or self.opened_at
+
+    @property
+    def known_tokens(self) -> int:
+        """Of its prompt and of what its client has."""
+        return self.prompt_tokens + self._begun_tokens + self.tokens
 
     def observe(self, metrics: Metrics, found: int) -> None:
         """A token has come; `found`: tokens of the prompt and of what was delivered that were in the KV cache."""
