@@ -41,6 +41,7 @@ from strata_runtime.wire.client import LeaderClient, PipelineClient, greedy
 
 KILLS, MOVES, STAGES, STREAMS, ANSWER = 12, 6, 3, 16, 96
 SHADOW_BYTES = 1 << 30  # of each slot
+LOG_BYTES = 1 << 30  # the same
 PROMPTS = (16, 48, 96, 128)
 MAX_MODEL_LEN = 256
 SEED = 16
@@ -190,7 +191,9 @@ def measure(kills: int, moves: int, *, log: bool = True, shadows: bool = False) 
     with tempfile.TemporaryDirectory() as folder:
         model = pipeline.make_model(Path(folder))
         load = Workload(max(PROMPTS), ANSWER, STREAMS)
-        request = replace(pipeline.question(model, STAGES, load, MAX_MODEL_LEN), boundary_log=log)
+        request = replace(
+            pipeline.question(model, STAGES, load, MAX_MODEL_LEN), boundary_log_bytes=LOG_BYTES if log else 0
+        )
         plan = make_plan(request).plan
         if shadows:
             plan = with_shadows(replace(request, min_stages=1), plan, Wishes(), SHADOW_BYTES).plan

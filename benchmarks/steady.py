@@ -40,9 +40,9 @@ _SMALL = {
 def plans(model: Path) -> tuple[Plan, Plan]:
     """Ready for a loss, and not."""
     request = pipeline.question(model, STAGES, pipeline.load(SEQUENCES))
-    logging = replace(request, boundary_log=True)
+    logging = replace(request, boundary_log_bytes=ROOM_BYTES)
     ready = with_shadows(replace(logging, min_stages=1), make_plan(logging).plan, Takeover(), ROOM_BYTES)
-    if not ready.plan.shadows or not ready.plan.boundary_log:
+    if not ready.plan.shadows or not ready.plan.boundary_log_pages:
         raise SystemExit(f"nothing is kept, so that there is nothing to measure: {ready.note}")
     return ready.plan, make_plan(request).plan
 

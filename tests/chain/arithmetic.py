@@ -174,7 +174,7 @@ class Executor:
         return self._holdings.survey(survey, begins_anywhere=True)
 
     def left(self, formed: int) -> Inheritance:
-        return self._holdings.left(formed, self._cache.tables, 0)
+        return self._holdings.left(formed, self._cache.tables)
 
     def _states(self, header: FrameHeader, inputs: torch.Tensor) -> list[bytes]:
         """What goes on to the next stage."""

@@ -240,12 +240,15 @@ class PlanningSpec(ApiType):
     overrides: PlanningOverrides = PlanningOverrides()
 
 
+MemoryQuantity = Annotated[str, Field(max_length=32, pattern=r"^[1-9][0-9]*([kMGTPE]|[KMGTPE]i)$")]
+
+
 class ShadowSpec(ApiType):
     """Layers of other nodes that slots keep in host memory, those that they would take over: a takeover then reads memory, not a disk. Which,
     the planner finds.
     """
 
-    max_memory: Annotated[str, Field(max_length=32, pattern=r"^[1-9][0-9]*([kMGTPE]|[KMGTPE]i)$")]
+    max_memory: MemoryQuantity
     """Host memory of each slot that they may take, as 16Gi. Pods of GPU slots ask for it beside the rest, unless `runtime.pod.resources` says how much memory
     they ask for; a slot on a processor keeps them in what the plan leaves of its memory."""
 
@@ -347,6 +350,16 @@ class SpeculationSpec(ApiType):
     )
 
 
+class BoundaryLogSpec(ApiType):
+    """Each stage but the last keeps what it hands on in host memory, 2 bytes x hidden size for each token of its KV cache at 16 bits: when a slot is lost, its
+    neighbours compute its layers again from there, and nobody the layers before.
+    """
+
+    max_memory: MemoryQuantity
+    """Of each stage, as 4Gi. What there is no room for is computed again through all layers. Pods of GPU slots ask for it beside the rest, unless
+    `runtime.pod.resources` says how much memory they ask for; on a processor it is part of what the plan counts."""
+
+
 class RuntimeSpec(ApiType):
     image: Annotated[str, Field(min_length=1, max_length=512, pattern=r"^\S+$")] | None = None
     """Image of slots and gateway; by default that of the operator's release when the deployment was first planned."""
@@ -354,9 +367,8 @@ class RuntimeSpec(ApiType):
     """Type of activations and unquantized weights; by default what the planner finds best for the model and devices."""
     prefix_caching: bool = True
     """What requests have in common at their beginning is computed once: its keys and values stay in the KV cache until their room is needed."""
-    boundary_log: bool = False
-    """Each stage but the last keeps what it hands on in host memory, 2 bytes x hidden size for each token of its KV cache: when a slot is lost, its
-    neighbours compute its layers again from there, and nobody the layers before."""
+    boundary_log: BoundaryLogSpec | None = None
+    """Absent: what stages hand on is not kept, and layers before lost ones compute again, too."""
     speculation: SpeculationSpec = SpeculationSpec()
     step_timeout_seconds: Annotated[int, Field(ge=0, le=86_400)] = STEP_TIMEOUT_SECONDS
     """A step that has not got on for so long at a stage, and for five times what it takes by the plan and ever took there, counts as hung: its slot is ended and

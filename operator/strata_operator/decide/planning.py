@@ -100,7 +100,7 @@ def request_for(
         solver=spec.planning.solver,
         chunk_tokens=spec.planning.chunk_tokens,
         prefix_caching=spec.runtime.prefix_caching,
-        boundary_log=spec.runtime.boundary_log,
+        boundary_log_bytes=_boundary_log_bytes(deployment),
         speculation=Speculation(guess.mode, guess.tokens, guess.draft_bits),
         objective=_objective(deployment),
         tensor_parallel=_wished_degrees(deployment),
@@ -250,6 +250,11 @@ def takeover_of(deployment: LLMDeployment) -> Takeover:
 def shadow_bytes_of(deployment: LLMDeployment) -> int:
     """Host memory that each slot may keep shadows in; 0: none are wanted."""
     wish = deployment.spec.replanning.takeover.shadow
+    return 0 if wish is None else int(parse_quantity(wish.max_memory))
+
+
+def _boundary_log_bytes(deployment: LLMDeployment) -> int:
+    wish = deployment.spec.runtime.boundary_log
     return 0 if wish is None else int(parse_quantity(wish.max_memory))
 
 

@@ -76,6 +76,8 @@ def _template(deployment: LLMDeployment, slot: Slot, options: RenderOptions) -> 
         asked["draftClaim"] = claim
     if (shadow := deployment.spec.replanning.takeover.shadow) is not None and not slot.is_cpu:
         asked["shadow"] = shadow.max_memory
+    if (log := deployment.spec.runtime.boundary_log) is not None and not slot.is_cpu:
+        asked["boundaryLog"] = log.max_memory
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -141,12 +143,14 @@ def _resources(deployment: LLMDeployment, slot: Slot) -> Object:
 
 
 def _host_requests(deployment: LLMDeployment) -> Object:
-    """With the memory that shadows may take beside the rest."""
-    shadow = deployment.spec.replanning.takeover.shadow
-    if shadow is None:
-        return _HOST_REQUESTS
-    memory = parse_quantity(_HOST_REQUESTS[MEMORY]) + parse_quantity(shadow.max_memory)
-    return {**_HOST_REQUESTS, MEMORY: str(int(memory))}
+    """With the memory that shadows and what is handed on may take beside the rest."""
+    wished = deployment.spec.replanning.takeover.shadow, deployment.spec.runtime.boundary_log
+    more = [parse_quantity(wish.max_memory) for wish in wished if wish is not None]
+    return (
+        {**_HOST_REQUESTS, MEMORY: str(int(sum(more, parse_quantity(_HOST_REQUESTS[MEMORY]))))}
+        if more
+        else _HOST_REQUESTS
+    )
 
 
 def _only_on(node: str) -> Object:

@@ -227,12 +227,12 @@ class PagesGiven(Message, frozen=True, tag="given/1"):
 PagesMessage = WantPages | KvPages | PagesGiven
 
 
-class Survey(Message, frozen=True, tag="survey/4"):
+class Survey(Message, frozen=True, tag="survey/5"):
     """The leader of a replica that was formed anew asks what its stages have kept: each works in what it still holds, the last one sends it back.
 
     `blocks`: what all those that hold any layer hold in them, computed in the epoch `formed` of the replica `before`; None: nobody has, so far. `lacking`: first
-    and end of the layers that do not hold it any more, or hold what other weights have computed; equal: none. `starts`: layers whose inputs are kept.
-    `weights`: as of a frame that would pass now; `layers`: of all stages so far.
+    and end of the layers that do not hold it any more, or hold what other weights have computed; equal: none. `starts`: layers whose inputs are kept, but
+    for those of the blocks `unlogged`. `weights`: as of a frame that would pass now; `layers`: of all stages so far.
     """
 
     replica: int
@@ -244,12 +244,30 @@ class Survey(Message, frozen=True, tag="survey/4"):
     formed: int = 0
     before: int = -1
     blocks: list[HeldBlock] | None = None
+    unlogged: tuple[int, ...] = ()
 
     @property
     def refill(self) -> tuple[int, int]:
-        """Which layers compute again what is in the blocks; equal: none."""
+        """Which layers compute again what is in the blocks (`going_on`); equal: none. All other blocks are computed through all layers when they are wanted: so
+        layers begin where inputs are kept, or with the first where that is less in all.
+        """
         first, end = self.lacking
-        return (max(start for start in (0, *self.starts) if start <= first), end) if first < end else (0, 0)
+        if first >= end:
+            return 0, 0
+        start, blocks = max(start for start in (0, *self.starts) if start <= first), self.blocks or []
+        logged = len(self._logged)
+        without = (end - start) * logged + self.layers * (len(blocks) - logged)
+        return (start, end) if without < end * len(blocks) else (0, end)
+
+    @property
+    def going_on(self) -> list[HeldBlock]:
+        """The blocks that streams go on from."""
+        return self._logged if self.refill[0] else list(self.blocks or [])
+
+    @property
+    def _logged(self) -> list[HeldBlock]:
+        unlogged = frozenset(self.unlogged)
+        return [each for each in self.blocks or [] if each.block not in unlogged]
 
 
 class StepResult(Message, frozen=True, tag="result/3"):

@@ -56,7 +56,7 @@ class Role(Value, frozen=True, omit_defaults=True):
     )
     head_format: FormatName = "dense"  # of the table that logits are made with, where the role has the head
     strategies: StrategyTable = ()  # of a prefill step, by its tokens; empty: Megatron alone
-    boundary_log: bool = False  # what the stage hands on is kept in host memory
+    boundary_log_pages: int = 0  # of which what the stage hands on is kept in host memory
     shares: Shares = ()  # how much of each layer each device has, in proportion; none: equal parts
     rank_bytes: tuple[int, ...] = ()  # predicted, of each device; none: all alike
 
@@ -147,7 +147,7 @@ def _role(plan: Plan, replica: Replica, stage: Stage, place: dict[tuple[int, int
         state_slots=replica.concurrency if keeps_state(plan.architecture) else 0,
         head_format=plan.head_format if stage.head else "dense",
         strategies=stage.strategies,
-        boundary_log=plan.boundary_log,
+        boundary_log_pages=plan.boundary_log_pages,
         shares=stage.shares,
         rank_bytes=tuple(each.total_bytes for each in stage.rank_memory),
     )

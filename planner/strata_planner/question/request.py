@@ -98,7 +98,7 @@ class PlanRequest:
     static_activations: bool = False
     chunk_tokens: int | None = None
     prefix_caching: bool = True
-    boundary_log: bool = False
+    boundary_log_bytes: int = 0  # that each stage may keep what it hands on in; 0: it is not kept
     speculation: Speculation = NO_SPECULATION
     draft_model: Model | None = None
 
@@ -171,16 +171,21 @@ class PlanRequest:
         return 0 if small is None else draft_page_bytes(small, self.kv_bits, self.compute_type)
 
     @property
-    def served_boundary_log(self) -> bool:
-        """What is wished, where a replica that is formed anew can keep blocks at all."""
-        return self.boundary_log and self.served_prefix_caching and not self.served_speculation.has_head
+    def boundary_log_pages(self) -> int:
+        """Pages that each stage may keep what it hands on of; 0 also where a replica that is formed anew can keep no blocks at all."""
+        keeps = self.served_prefix_caching and not self.served_speculation.has_head
+        return self.boundary_log_bytes // self._log_page_bytes if keeps else 0
 
-    def log_page_bytes(self, group: DeviceGroup) -> int:
-        """Of a page of what a stage keeps of what it hands on, in the memory that its devices are planned in: on processors alone it is host memory. Of the
-        last one, too: it may be that of a stage that became the last.
+    def log_bytes(self, group: DeviceGroup, pages: int) -> int:
+        """What a stage keeps of what it hands on, beside so many pages, in the memory that its devices are planned in: on processors alone it is host memory.
+        Of the last one, too: it may be that of a stage that became the last.
         """
-        keeps = self.served_boundary_log and group.degree == 1 and is_processor(group.leader.type)
-        return boundary_log_page_bytes(self.model.hidden_size, self.compute_type) if keeps else 0
+        keeps = group.degree == 1 and is_processor(group.leader.type)
+        return min(pages, self.boundary_log_pages) * self._log_page_bytes if keeps else 0
+
+    @property
+    def _log_page_bytes(self) -> int:
+        return boundary_log_page_bytes(self.model.hidden_size, self.compute_type)
 
     @property
     def largest_kv_pages(self) -> int:

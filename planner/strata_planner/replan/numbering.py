@@ -70,5 +70,5 @@ def _places(replica: Replica) -> frozenset[Hashable]:
 def _shared(plan: Plan) -> Hashable:
     """What all roles of a plan have from it."""
     model = plan.model_uri, plan.architecture, plan.num_layers, plan.head_format, plan.compute_type
-    kept = plan.page_tokens, plan.prefix_caching, plan.boundary_log
+    kept = plan.page_tokens, plan.prefix_caching, plan.boundary_log_pages
     return *model, *kept, plan.max_model_len, plan.speculation

@@ -29,8 +29,8 @@ def keeps_to(request: PlanRequest, plan: Plan) -> bool:
     replicas = 1 if request.solver in ONE_PIPELINE else request.max_replicas or len(plan.replicas)
     return (
         asked == (plan.model_uri, plan.compute_type, plan.max_model_len, plan.num_layers, plan.head_format)
-        and (request.served_prefix_caching, request.served_boundary_log, request.served_speculation)
-        == (plan.prefix_caching, plan.boundary_log, plan.speculation)
+        and (request.served_prefix_caching, request.boundary_log_pages, request.served_speculation)
+        == (plan.prefix_caching, plan.boundary_log_pages, plan.speculation)
         and len(plan.replicas) <= min(replicas, request.workload.concurrency)
         and all(request.min_stages <= len(replica.stages) <= most for replica in plan.replicas)
         and all(_keeps_to(request, stage) for stage in plan.stages)

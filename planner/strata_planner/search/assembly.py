@@ -3,6 +3,7 @@
 Called by `planning`. Every number of a stage comes from the same functions that the search used.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -112,7 +113,7 @@ def assemble(
         replicas=(Replica(0, stages, micro_batch, request.workload.concurrency),),
         prediction=predict(pricer, found),
         prefix_caching=request.served_prefix_caching,
-        boundary_log=request.served_boundary_log,
+        boundary_log_pages=request.boundary_log_pages,
         speculation=request.served_speculation,
         head_format=request.model.head_format,
     )
@@ -164,7 +165,9 @@ def _memory(
         for index, name in zip(part.layers, formats, strict=True)
     )
     tables = pricer.table_bytes(group, embedding=first, head=head)
-    kv = pages * _page_bytes(request, part, group) + _state_bytes(request, part, group)
+    kv = (
+        pages * _page_bytes(request, part, group) + request.log_bytes(group, pages) + _state_bytes(request, part, group)
+    )
     working = pricer.working(group, found.candidate.pair, formats, head=head).peak(kv)
     draft = pricer.draft_bytes(group, found.candidate.pair, first=first, head=head)
     total = weights + tables + kv + working + draft
@@ -172,10 +175,10 @@ def _memory(
 
 
 def _page_bytes(request: PlanRequest, part: _Slice, group: DeviceGroup) -> int:
-    """Of all its layers, and of what it hands on where that is kept; of the stage that leads, of the small model's too."""
+    """Of all its layers; of the stage that leads, of the small model's too."""
     layers = (portion_of(request.model.layers[index], portion_on(group)) for index in part.layers)
     own = PAGE_TOKENS * sum(kv_bytes_per_token(each, request.kv_bits, request.compute_type) for each in layers)
-    return own + request.log_page_bytes(group) + (0 if part.stage else request.draft_page_bytes)
+    return own + (0 if part.stage else request.draft_page_bytes)
 
 
 def _state_bytes(request: PlanRequest, part: _Slice, group: DeviceGroup) -> int:
@@ -189,14 +192,24 @@ def _page_budget(request: PlanRequest, found: Found, pricer: Pricer, slices: lis
     batch at `max_model_len`. The leader admits by the smallest stage, so more pages elsewhere would lie idle.
     """
     least = _memories(request, found, pricer, slices, request.kv_pages)
-    spare = [
-        (each.usable_bytes - memory.total_bytes, _page_bytes(request, part, each))
-        for group, memories, part in zip(found.candidate.order, least, slices, strict=True)
-        for each, memory in zip(group.ranks, memories, strict=True)
-    ]
-    assert min(left for left, _ in spare) >= 0, "the solver keeps every stage within its memory"
-    more = min((left // page for left, page in spare if page), default=0)  # some stages have no keys and values
-    return min(request.kv_pages + more, request.largest_kv_pages)
+    most = request.largest_kv_pages
+    for group, memories, part in zip(found.candidate.order, least, slices, strict=True):
+        for each, memory in zip(group.ranks, memories, strict=True):
+            spare = each.usable_bytes - memory.total_bytes
+            assert spare >= 0, "the solver keeps every stage within its memory"
+            most = min(most, request.kv_pages + _more_pages(request, part, each, spare))
+    return most
+
+
+def _more_pages(request: PlanRequest, part: _Slice, group: DeviceGroup, spare: int) -> int:
+    """That fit into `spare` bytes beside those that are needed."""
+    page, few, most = _page_bytes(request, part, group), request.kv_pages, request.largest_kv_pages
+    logged = request.log_bytes(group, few)
+
+    def takes(pages: int) -> int:
+        return (pages - few) * page + request.log_bytes(group, pages) - logged
+
+    return bisect_right(range(few, most + 1), spare, key=takes) - 1
 
 
 def _stage(

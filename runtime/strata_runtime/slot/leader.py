@@ -265,13 +265,13 @@ class LeaderWorker:
         if not self._asks:
             raise StepError("a survey came back that nobody has asked for")
         self._asks = False
-        first, end = survey.refill
-        if not survey.blocks or end - first == survey.layers:
+        (first, end), blocks = survey.refill, survey.going_on
+        if not blocks or end - first == survey.layers:
             return
-        self.engine.inherit(survey.blocks, survey.refill, survey.weights)
+        self.engine.inherit(blocks, survey.refill, survey.weights)
         log.info(
             "%d blocks of epoch %d: %d of %d layers are to be computed again",
-            len(survey.blocks),
+            len(blocks),
             survey.formed,
             end - first,
             survey.layers,

@@ -186,7 +186,7 @@ class FrameBounds:
                 f"step {header.step} fills layers {first} to before {end} again: it samples nothing, and drafts nothing"
             )
         refill = Refill.of(header.refill, self.role)
-        if refill.reads_log and not self.role.boundary_log:
+        if refill.reads_log and not self.role.boundary_log_pages:
             raise StepError(f"step {header.step} begins with layer {first}, whose inputs this stage does not keep")
         return tokens if refill.receives else 0
 

@@ -123,7 +123,8 @@ class StageExecutor:
         self._cache = cache
         self._sampler = Sampler(role.model_uri, model.vocab_size)
         self._next_step = 0
-        self._holdings = Holdings(role, weights_by_layer(role, model.held), inherited)
+        log_pages = None if cache.log is None else cache.log.pages
+        self._holdings = Holdings(role, weights_by_layer(role, model.held), inherited, log_pages)
 
     def run(
         self, header: FrameHeader, inputs: torch.Tensor, received: Sequence[torch.Tensor] = ()
@@ -237,8 +238,7 @@ class StageExecutor:
 
     def left(self, formed: int) -> Inheritance:
         """What its pages hold when it has ended, for whoever takes them. `formed`: the epoch in which its replica was."""
-        log = self._cache.log
-        return self._holdings.left(formed, self._cache.tables, 0 if log is None else log.boundary)
+        return self._holdings.left(formed, self._cache.tables)
 
     def switch(self, change: Change) -> tuple[int, float]:
         """Give a layer its new weights between two steps, on all ranks; from any thread, while another one runs the steps.

@@ -3,6 +3,7 @@ the next epoch. Held by the stage executor; pure.
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 from strata_planner.contract.block_names import NO_SALT, packed
 from strata_planner.contract.frames import FrameHeader, Open, Survey
@@ -12,11 +13,16 @@ from strata_runtime.stage.inheritance import Inheritance, Refill, weights_throug
 
 
 class Holdings:
-    """`own`: what each layer computes with, as `weights_by_layer` tells; set anew when a layer changes. `inherited`: what the pages hold already."""
+    """`own`: what each layer computes with, as `weights_by_layer` tells; set anew when a layer changes. `inherited`: what the pages hold already. `log_pages`: the
+    first ones, of which what is handed on is kept; None: it is not.
+    """
 
-    def __init__(self, role: Role, own: tuple[str, ...], inherited: Inheritance | None = None) -> None:
+    def __init__(
+        self, role: Role, own: tuple[str, ...], inherited: Inheritance | None = None, log_pages: int | None = None
+    ) -> None:
         self.own = own
         self._role = role
+        self._log_pages = log_pages
         self._inherited = inherited or Inheritance()
         self._contents = Contents(role.page_tokens)
         self._roots: dict[int, bytes] = {}  # of sequences with a salt
@@ -40,11 +46,13 @@ class Holdings:
         """With what this stage has kept worked in. Where it lacks nothing, it goes on from there."""
         self.run_with(survey.weights)
         first, last = self._role.layers
-        kept = self._inherited
+        kept = self._inherited if self._log_pages is None else self._inherited.logged(self._log_pages)
+        if not self._role.boundary_log_pages:  # it was wished of the plan before alone
+            kept = replace(kept, boundary=0)
         self._log_kept = kept.has_log_of(survey, last + 1, self._through, first)
         if not kept.lacking(survey, first, self._through):
             self._contents.begin(kept.blocks)
-            self._unlogged = set() if self._log_kept else set(kept.blocks)
+            self._unlogged = set(kept.unlogged if self._log_kept else kept.blocks)
         return kept.answer(survey, self._role, self._through, begins_anywhere=begins_anywhere)
 
     def inherit(self, inherited: Inheritance) -> None:
@@ -92,8 +100,12 @@ class Holdings:
         through = dict(enumerate(self._through, start=self._role.layers[0]))
         return Inheritance(self._role.replica, formed, through, 0, dict(self._contents.blocks))
 
-    def left(self, formed: int, tables: Collection[Sequence[int]], log_boundary: int) -> Inheritance:
-        """To the next epoch, by the role that was formed in `formed`. `tables`: of sequences that run; `log_boundary`: whose inputs are logged, 0: no layer's."""
+    def left(self, formed: int, tables: Collection[Sequence[int]]) -> Inheritance:
+        """To the next epoch, by the role that was formed in `formed`. `tables`: of sequences that run."""
         through = dict(enumerate(self._through, start=self._role.layers[0]))
-        boundary = 0 if self._unlogged else log_boundary
-        return Inheritance(self._role.replica, formed, through, boundary, self._contents.left(tables))
+        left = Inheritance(
+            self._role.replica, formed, through, 0, self._contents.left(tables), frozenset(self._unlogged)
+        )
+        if self._log_pages is None:
+            return left
+        return replace(left, boundary=self._role.layers[1] + 1).logged(self._log_pages)

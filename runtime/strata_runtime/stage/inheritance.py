@@ -69,7 +69,7 @@ class Refill:
 @dataclass(frozen=True, slots=True)
 class Inheritance:
     """What the pages of a stage hold of the epoch `formed` of the replica `before`: in its `blocks`, by the weights up to each layer that they are kept of
-    (`through`). `boundary`: the layer whose inputs are kept, too; 0: none's.
+    (`through`). `boundary`: the layer whose inputs are kept, too, but for those of the blocks `unlogged`; 0: none's.
     """
 
     before: int = -1
@@ -77,6 +77,7 @@ class Inheritance:
     through: Mapping[int, str] = field(default_factory=dict)
     boundary: int = 0
     blocks: Mapping[int, Content] = field(default_factory=dict)
+    unlogged: frozenset[int] = frozenset()
 
     def of(self, layers: Collection[int], pages: int) -> "Inheritance":
         """The same of these layers alone, in so many pages."""
@@ -94,7 +95,12 @@ class Inheritance:
             return other
         if (self.before, self.formed) != (other.before, other.formed):
             return self
-        return replace(self, through={**other.through, **self.through}, blocks=both(self.blocks, other.blocks))
+        blocks = both(self.blocks, other.blocks)
+        return replace(self, through={**other.through, **self.through}, blocks=blocks)
+
+    def logged(self, pages: int) -> "Inheritance":
+        """With what is kept in so many pages of a log."""
+        return replace(self, unlogged=self.unlogged.union(block for block in self.blocks if block >= pages))
 
     def answer(self, survey: Survey, role: Role, through: Sequence[str], *, begins_anywhere: bool = True) -> Survey:
         """The survey with this stage worked in. `through`: the weights up to each layer of the role, now."""
@@ -103,14 +109,16 @@ class Inheritance:
         begin, end = survey.lacking
         if lacking:
             begin, end = (min(begin, lacking[0]) if begin < end else lacking[0]), lacking[-1] + 1
-        starts = survey.starts
+        starts, unlogged = survey.starts, survey.unlogged
         if (
             first < self.boundary <= last + 1
             and (begins_anywhere or self.boundary == last + 1)
             and self.has_log_of(survey, self.boundary, through, first)
         ):
-            starts = (*starts, self.boundary)
-        answered = structs.replace(survey, weights=through[-1], layers=last + 1, lacking=(begin, end), starts=starts)
+            starts, unlogged = (*starts, self.boundary), tuple(sorted(self.unlogged.union(unlogged)))
+        answered = structs.replace(
+            survey, weights=through[-1], layers=last + 1, lacking=(begin, end), starts=starts, unlogged=unlogged
+        )
         if len(lacking) == len(through):
             return answered
         blocks = told(self.blocks) if survey.blocks is None else in_common(survey.blocks, self.blocks)

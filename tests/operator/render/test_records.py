@@ -73,6 +73,7 @@ def test_a_spec_that_another_release_wrote_is_left_out() -> None:
         pytest.param({"runtime": {"computeType": "float16"}}, id="compute-type"),
         pytest.param({"runtime": {"prefixCaching": False}}, id="prefix-caching"),
         pytest.param({"runtime": {"speculation": {"mode": "auto", "tokens": 2}}}, id="speculation"),
+        pytest.param({"runtime": {"boundaryLog": {"maxMemory": "4Gi"}}}, id="boundary-log"),
         pytest.param({"replanning": {"takeover": {"shadow": {"maxMemory": "16Gi"}}}}, id="shadow"),
         pytest.param({"planning": {"overrides": {"linkGbps": 10.0}}}, id="planning"),
     ],

@@ -161,14 +161,16 @@ def test_a_slot_is_bound_to_its_node_and_holds_its_gpus() -> None:
     assert resources["requests"] == {"nvidia.com/gpu": "2", "cpu": "1", "memory": "2Gi"}
 
 
-def test_shadows_are_counted_in_the_memory_that_a_gpu_slot_asks_for_and_on_processors_are_not() -> None:
-    wish = {"takeover": {"shadow": {"maxMemory": "16Gi"}}}
-    pod = slot_pod(a_deployment().with_spec(replanning=wish).build())
-    assert pod["containers"][0]["resources"]["requests"]["memory"] == str(18 * GIB)
-    without, with_them = a_deployment().build(), a_deployment().with_spec(replanning=wish).build()
-    assert slot_pod(with_them, CPU_SLOT) == slot_pod(without, CPU_SLOT)
-    own = {"pod": {"resources": {"requests": {"memory": "64Gi"}}}}
-    pod = slot_pod(a_deployment().with_spec(replanning=wish, runtime=own).build())
+def test_what_lies_in_host_memory_is_asked_for_by_a_gpu_slot_and_on_processors_is_part_of_the_plan() -> None:
+    shadows = {"replanning": {"takeover": {"shadow": {"maxMemory": "16Gi"}}}}
+    log = {"runtime": {"boundaryLog": {"maxMemory": "4Gi"}}}
+    for wish, expected in ((shadows, 18), (log, 6), ({**shadows, **log}, 22)):
+        with_them = a_deployment().with_spec(**wish).build()
+        asked = slot_pod(with_them)["containers"][0]["resources"]["requests"]["memory"]
+        assert asked == str(expected * GIB)
+        assert slot_pod(with_them, CPU_SLOT) == slot_pod(a_deployment().build(), CPU_SLOT)
+    own = {"pod": {"resources": {"requests": {"memory": "64Gi"}}}, **log["runtime"]}
+    pod = slot_pod(a_deployment().with_spec(replanning=shadows["replanning"], runtime=own).build())
     assert pod["containers"][0]["resources"]["requests"]["memory"] == "64Gi"
 
 

@@ -57,12 +57,18 @@ def test_what_stages_hand_on_counts_where_it_lies(device: str, bytes_of_a_token:
     nodes = tuple(Node(name, (Device(device, memory_bytes=64 * MIB, overhead_bytes=0),)) for name in "ab")
     cluster = Cluster(nodes, profiles={device: a_profile(type=device)})
     request = a_request(cluster, min_stages=2)
-    plain, logged = (make_plan(replace(request, boundary_log=log)).plan for log in (False, True))
-    assert {role.boundary_log for roles in roles_of(logged).values() for role in roles} == {True}
+    page = 16 * 2 * 128
+    plain, logged, some = (
+        make_plan(replace(request, boundary_log_bytes=size)).plan for size in (0, 1 << 30, 3 * page - 1)
+    )
+    assert {role.boundary_log_pages for roles in roles_of(logged).values() for role in roles} == {(1 << 30) // page}
     for one, other in zip(plain.stages, logged.stages, strict=True):
         assert one.layers == other.layers
         of_a_page = [stage.memory.kv_bytes / stage.kv_page_budget for stage in (one, other)]
         assert of_a_page[1] - of_a_page[0] == 16 * bytes_of_a_token
+    for one, other in zip(plain.stages, some.stages, strict=True):
+        own = one.memory.kv_bytes // one.kv_page_budget
+        assert other.memory.kv_bytes == other.kv_page_budget * own + 2 * 16 * bytes_of_a_token
 
 
 @pytest.mark.parametrize("method", ["anyPrecision", "roundToNearest"])

@@ -57,8 +57,9 @@ class Streams:
         return ANSWER * len(self.tokens)
 
 
-def plan_of(model: Path, slots: Sequence[str], *, log: bool, pages: int = 64) -> Plan:
-    return structs.replace(even_plan(model, slots, pages=pages), boundary_log=log)
+def plan_of(model: Path, slots: Sequence[str], *, log: bool, pages: int = 64, logged: int = 64) -> Plan:
+    """`logged`: pages of which stages keep what they hand on, with a `log`."""
+    return structs.replace(even_plan(model, slots, pages=pages), boundary_log_pages=logged if log else 0)
 
 
 def drained(streams: Streams, leader: LeaderClient) -> None:

@@ -96,18 +96,23 @@ def test_one_loss_after_another(tiny_llama: Path, expected: dict[str, list[int]]
         assert streams.tokens == expected
 
 
+# Pages of the pool since, and of the log.
+SIZES = {"fewer": (24, 64), "more": (100, 64), "a log of fewer": (64, 4)}
+
+
 @pytest.mark.slow  # the test above has pools of one size
-@pytest.mark.parametrize("pages", swept([24, 100], [24]), ids=["fewer", "more"])
-def test_pages_move_to_a_pool_of_another_size(tiny_llama: Path, expected: dict[str, list[int]], pages: int) -> None:
+@pytest.mark.parametrize("name", swept(SIZES, ["a log of fewer"]))
+def test_pages_move_to_a_pool_of_another_size(tiny_llama: Path, expected: dict[str, list[int]], name: str) -> None:
+    pages, logged = SIZES[name]
     with PipelineHarness("abc") as pipeline:
         streams = Streams(asked(1))
-        leader = pipeline.serve(before := plan_of(tiny_llama, "abc", log=True))
+        leader = pipeline.serve(before := plan_of(tiny_llama, "abc", log=True, logged=logged))
         bound(pipeline, before, streams.all * 3 // 4)
         streams.send(leader)
         streams.listen(leader, streams.all // 2)
         pipeline.restart("b")
         drained(streams, leader)
-        after = plan_of(tiny_llama, "ac", log=True, pages=pages)
+        after = plan_of(tiny_llama, "ac", log=True, pages=pages, logged=logged)
         leader = pipeline.serve(after)
         streams.send(leader)
         streams.listen(leader, streams.all)
@@ -119,7 +124,7 @@ def test_pages_of_other_weights_are_never_served(tiny_llama: Path) -> None:
     """A layer gets other bits with the next epoch: what it and those behind it hold is computed again, to the same text as in a pipeline that never had others."""
     four = plan_of(tiny_llama, "ab", log=True)
     formats = ("dense", "dense", "any4", "dense", "dense", "dense")
-    other = structs.replace(even_plan(tiny_llama, "ab", formats=formats, pages=64), boundary_log=True)
+    other = structs.replace(even_plan(tiny_llama, "ab", formats=formats, pages=64), boundary_log_pages=64)
     submits = [structs.replace(each, max_tokens=8) for each in asked(2)]
     with PipelineHarness("ab") as pipeline:
         wanted = pipeline.serve(other).generate(submits)

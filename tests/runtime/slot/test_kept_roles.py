@@ -158,3 +158,24 @@ def test_what_is_kept_is_shrunk_with_its_pages(role: Role) -> None:
         dict.fromkeys(range(role.layers[0], role.layers[1] + 1), "w"),
         {0, 6},
     )
+
+
+SURVEYS: dict[str, tuple[tuple[int, int], tuple[int, ...], tuple[int, ...], tuple[int, int], int]] = {
+    "nothing is lost": ((0, 0), (4,), (0, 1), (0, 0), 4),
+    "nothing is kept": ((4, 8), (), (), (0, 8), 4),
+    "all is kept": ((4, 8), (4,), (), (4, 8), 4),
+    "three of four are: 4 layers of these and 12 of one, less than 8 of all": ((4, 8), (4,), (1,), (4, 8), 3),
+    "two of four are: 8 layers of all": ((4, 8), (4,), (1, 2), (0, 8), 4),
+    "what nobody has beside": ((4, 8), (4,), (9, 10, 11), (4, 8), 4),
+    "what is kept behind them": ((2, 8), (4,), (), (0, 8), 4),
+}
+
+
+@pytest.mark.parametrize(("lacking", "starts", "unlogged", "refill", "going_on"), SURVEYS.values(), ids=SURVEYS.keys())
+def test_layers_begin_where_inputs_are_kept_if_that_is_less_in_all(
+    lacking: tuple[int, int], starts: tuple[int, ...], unlogged: tuple[int, ...], refill: tuple[int, int], going_on: int
+) -> None:
+    blocks = [HeldBlock(block, b"%016d" % block) for block in range(4)]
+    survey = Survey(0, 6, layers=12, lacking=lacking, starts=starts, blocks=blocks, unlogged=unlogged)
+    assert (survey.refill, len(survey.going_on)) == (refill, going_on)
+    assert not refill[0] or {each.block for each in survey.going_on}.isdisjoint(unlogged)

@@ -323,8 +323,8 @@ class Pricer:
         dense, quantized, mixed = (self._working_memory(group, pair, frozenset(each), head=head) for each in formats)
         tables = self.table_bytes(group, embedding=first, head=head)
         tables += self.draft_bytes(group, pair, first=first, head=head)
-        page = first * self.request.draft_page_bytes + self.request.log_page_bytes(group)
-        further_kv = self.request.kv_pages * page
+        pages = self.request.kv_pages
+        further_kv = pages * first * self.request.draft_page_bytes + self.request.log_bytes(group, pages)
         sizes, weights = self._sizes(portion_on(group))
         least = min(dense.serving, quantized.serving)
         parts_of_embedding = first and group.degree > 1  # a head reads the whole: such devices cannot lead one

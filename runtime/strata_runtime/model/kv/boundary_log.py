@@ -1,6 +1,7 @@
 """What a stage has handed on, kept in host memory by place: the inputs of the layer behind its last one, so that lost layers are computed again from there.
 
-Part of PagedKvCache, under the same numbers of pages; written by the stage executor with every step. 2 bytes x hidden x tokens at 16 bits.
+Part of PagedKvCache, under the same numbers of pages, of which it may have fewer; written by the stage executor with every step. 2 bytes x hidden x tokens
+at 16 bits.
 """
 
 import torch
@@ -8,10 +9,10 @@ from torch import Tensor
 
 
 class BoundaryLog:
-    """rows: [pages * page_tokens, hidden] in the compute type, on the host, taken and touched at construction. `boundary`: the layer whose inputs they are."""
+    """rows: [pages * page_tokens, hidden] in the compute type, on the host, taken and touched at construction."""
 
-    def __init__(self, boundary: int, pages: int, page_tokens: int, hidden: int, dtype: torch.dtype) -> None:
-        self.boundary = boundary
+    def __init__(self, pages: int, page_tokens: int, hidden: int, dtype: torch.dtype) -> None:
+        self.pages = pages
         self.rows = torch.empty((pages * page_tokens, hidden), dtype=dtype).zero_()
 
     @property
@@ -19,8 +20,12 @@ class BoundaryLog:
         return self.rows.nbytes
 
     def write(self, places: Tensor, hidden: Tensor) -> None:
-        """places: [tokens]; hidden: [tokens, hidden], any device."""
-        self.rows.index_copy_(0, places.cpu(), hidden.cpu())
+        """places: [tokens]; hidden: [tokens, hidden], any device. Those behind its last page are not kept."""
+        places, hidden = places.cpu(), hidden.cpu()
+        if len(places) and int(places.max()) >= len(self.rows):
+            inside = places < len(self.rows)
+            places, hidden = places[inside], hidden[inside]
+        self.rows.index_copy_(0, places, hidden)
 
     def read(self, places: Tensor) -> Tensor:
         """places: [tokens] -> [tokens, hidden] on the host."""

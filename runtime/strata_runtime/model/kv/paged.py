@@ -38,7 +38,7 @@ class PagedKvCache:
     `page_major`: how the pool lies; None: as kernels of the device read it (`pool`).
 
     `awaited`: layers whose pages come from a cache that still serves, with `take`: no memory is taken for them before. `log_hidden`: columns of what the
-    stage hands on, which is kept too; 0: it is not.
+    stage hands on, which is kept too, of the first `log_pages`.
 
     `states`: what sequences keep in those of the layers that have no keys and values, by their global numbers, for `state_slots` sequences.
 
@@ -64,6 +64,7 @@ class PagedKvCache:
         page_major: bool | None = None,
         awaited: Collection[int] = (),
         log_hidden: int = 0,
+        log_pages: int = 0,
     ) -> None:
         self._tables = PageTables(pages, page_tokens)
         self._device = device
@@ -74,8 +75,7 @@ class PagedKvCache:
         self._kind = kv_bits, latent
         self._numbers = layers
         self._layers: dict[int, LayerPool] = {layer: self._made() for layer in layers if layer not in awaited}
-        self.log = BoundaryLog(first_layer + num_layers, pages, page_tokens, log_hidden, dtype) if log_hidden else None
-
+        self.log = BoundaryLog(log_pages, page_tokens, log_hidden, dtype) if log_pages else None
         self.kept_rows = self.log  # whence lost layers begin; of the last stage, what it handed on before it was that
 
     @property

@@ -28,10 +28,12 @@ def test_what_pages_hold_stays(bits: int, pages: int, *, latent: bool, page_majo
 
 @pytest.mark.parametrize("pages", [2, 5, 9])
 def test_what_a_stage_handed_on_stays(pages: int) -> None:
-    old, new = BoundaryLog(3, 5, 4, 8, torch.bfloat16), BoundaryLog(6, pages, 4, 8, torch.bfloat16)
+    old, new = BoundaryLog(5, 4, 8, torch.bfloat16), BoundaryLog(pages, 4, 8, torch.bfloat16)
     rows = torch.randn(20, 8, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
     old.write(torch.arange(20).flip(0), rows)
     new.take(old)
     places = torch.arange(min(pages, 5) * 4)
     assert torch.equal(new.read(places), rows.flip(0)[: len(places)])
-    assert (new.boundary, new.bytes) == (6, pages * 4 * 8 * 2)
+    assert new.bytes == pages * 4 * 8 * 2
+    new.write(torch.arange(40), torch.ones(40, 8, dtype=torch.bfloat16))
+    assert new.read(torch.arange(pages * 4)).eq(1).all()  # and what it has no room for is not kept
