@@ -435,14 +435,17 @@ class Scheduler:
         return [each for each in self._prefilling if not self.lacks(each)] if self.blocks.lacking else self._prefilling
 
     def _refill_segments(self) -> list[tuple[Sequence, Segment]]:
-        """Of each sequence, the best in rank first, blocks in a row that lack layers: they are whole with this step."""
+        """Of each sequence blocks in a row that lack layers: they are whole with this step. Of those with one priority whoever has least first: nobody else comes
+        to lack any, so that each waits for those before it alone, and they all wait least in sum.
+        """
         size, lacking = self.limits.page_tokens, self.blocks.lacking
         left = self.limits.micro_batch.max_step_tokens // size
         chosen = []
         most = (
             self.limits.micro_batch.most_prompts(0) if self._has_refilled else 1
         )  # one goes on soon, others behind it
-        for sequence in [each for each in self._prefilling if self.lacks(each)][:most]:
+        lacks = [each for each in self._prefilling if self.lacks(each)]
+        for sequence in sorted(lacks, key=lambda each: (each.priority, each.computed))[:most]:
             first = next((place for place, block in enumerate(sequence.blocks) if block in lacking), -1)
             run = (
                 list(itertools.takewhile(lacking.__contains__, sequence.blocks[first : first + left]))

@@ -313,6 +313,24 @@ def test_of_streams_that_lack_layers_the_first_goes_on_before_the_others_are_fil
     after.drain()
 
 
+def test_of_streams_that_lack_layers_the_shortest_goes_on_first() -> None:
+    """Of those with one priority: nobody else comes to lack any, so that none waits for ever."""
+    engine = Engine(limits(page_budget=100, step=16))
+    pipeline = Pipeline(engine)
+    lengths = {"long": 25, "short": 9, "longer": 41, "urgent": 33}
+    asked = [
+        submit(name, [200 + number, *prompt(1, length)], 1, priority=-1 if name == "urgent" else 0)
+        for number, (name, length) in enumerate(lengths.items())
+    ]
+    for each in asked:
+        engine.submit(each)
+    pipeline.drain()
+    after = Pipeline.after(pipeline, engine.scheduler.limits, refill=(1, 2), small=SmallModel())
+    for each in asked:
+        after.engine.submit(each)
+    assert [event.request for event in after.drain() if event.index == 0] == ["urgent", "short", "long", "longer"]
+
+
 @pytest.mark.parametrize(("salt", "found"), [("mine", 16), ("", 0), ("yours", 0)])
 def test_what_a_salt_keeps_apart_stays_apart_over_a_change_of_epoch(salt: str, found: int) -> None:
     engine = Engine(limits())
