@@ -79,11 +79,12 @@ class Streams:
 
 
 class Seconds(NamedTuple):
-    """From the kill on. `prepared`: in force, too; `last`: until every stream that was running had a token."""
+    """From the kill on. `committed`: in force; `last`: until every stream that was running had a token."""
 
     noticed: float
     planned: float
     prepared: float
+    committed: float
     first: float
     last: float
 
@@ -135,8 +136,10 @@ class Local:
         left = self._request.cluster.without({stage.node})
         mended = repair(replace(self._request, cluster=left, min_stages=1), self._plan)
         planned = time.perf_counter() - begun
-        self._leader, self.serving = self._client.serve(mended.plan), mended.plan
+        names = self._client.prepared(mended.plan)
         prepared = time.perf_counter() - begun
+        self._leader, self.serving = self._client.commit(mended.plan, names), mended.plan
+        committed = time.perf_counter() - begun
         running = {name: len(got) for name, got in streams.tokens.items() if len(got) < ANSWER}
         self._send(streams)
         self._listen(streams, streams.count + 1)
@@ -147,7 +150,7 @@ class Local:
             if any(len(streams.tokens[name]) == had for name, had in running.items()):
                 last = time.perf_counter() - begun
         cached = sum(len(streams.prompts[name]) + had - 1 for name, had in running.items()) * self._plan.num_layers
-        return Seconds(noticed, planned, prepared, first, last), self._recomputed(mended.plan) / cached
+        return Seconds(noticed, planned, prepared, committed, first, last), self._recomputed(mended.plan) / cached
 
     def _recomputed(self, plan: Plan) -> int:
         """Tokens x layers since the epoch began: what kept blocks lacked, and all prompts, which are replays."""
@@ -255,6 +258,7 @@ def shown(seen: Sequence[Takeover]) -> Table:
         "noticed",
         "planned",
         "prepared",
+        "committed",
         "first token",
         "every stream",
         "computed again",
@@ -277,7 +281,7 @@ def rows_of(seen: Sequence[Takeover]) -> list[Row]:
             statistics.median(getattr(each.seconds, name) for each in seen),
             "s from the kill, median",
         )
-        for name in ("noticed", "planned", "prepared", "last")
+        for name in ("noticed", "planned", "prepared", "committed", "last")
     ]
     behind = [each.recomputed for each in seen if each.victim]
     share = "of tokens x layers that were cached"

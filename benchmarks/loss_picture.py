@@ -74,7 +74,8 @@ def _times(parts: list[str], loss: Loss, top: float) -> float:
         "killed": 0.0,
         "noticed": seconds.noticed,
         "repair planned": seconds.planned,
-        "in force": seconds.prepared,
+        "prepared": seconds.prepared,
+        "in force": seconds.committed,
         "next token": seconds.first,
         "every stream": seconds.last,
     }

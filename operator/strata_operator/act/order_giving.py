@@ -9,7 +9,7 @@ import zmq
 
 from strata_operator.act.control_client import Links
 from strata_operator.decide.epochs import Observed
-from strata_operator.decide.standing_orders import OrderTerms, set_orders
+from strata_operator.decide.standing_orders import OrderTerms, set_orders, untold
 from strata_operator.render.epoch import Epoch
 from strata_planner.contract.control import SlotDoor
 from strata_planner.contract.keys import curve_secret_key, order_secret
@@ -46,6 +46,10 @@ class OrderGiving:
             if await links.send(name, message):
                 self._given[name] = given
                 log.info("%s has %d standing orders for epoch %d", name, len(message.orders), epoch.number)
+                if left_out := untold(epoch, message):
+                    log.warning(
+                        "the loss of %s waits for a controller: more orders than one message holds", ", ".join(left_out)
+                    )
 
 
 def door_of(host: str, port: int, secret: str) -> SlotDoor:

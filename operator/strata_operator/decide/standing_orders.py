@@ -123,6 +123,12 @@ def set_orders(
     )
 
 
+def untold(epoch: Epoch, told: SetOrders) -> tuple[str, ...]:
+    """Slots whose loss waits for a controller: their orders are more than a message holds."""
+    numbers = {each.number for each in told.orders}
+    return tuple(slot for each in ordered_epochs(epoch) if each.epoch.number not in numbers for slot in each.lost)
+
+
 def _renewed(epoch: Epoch, number: int, replicas: tuple[int, ...]) -> Ordered:
     return Ordered(_epoch(epoch, number, frozenset(replicas)), renewed=replicas)
 

@@ -197,12 +197,16 @@ class PipelineClient:
 
     def serve(self, plan: Plan) -> LeaderClient:
         """One whole change of epoch, then a client of replica 0's leader. Raises RuntimeFaultError for a refusal."""
+        return self.commit(plan, self.prepared(plan))
+
+    def prepared(self, plan: Plan) -> list[str]:
+        """Who has prepared the next epoch: all that were asked. Raises RuntimeFaultError for a refusal."""
         names = list(self.prepare(plan))
         for name in names:
             state = self.slots[name].until(lambda status: status.prepare.phase in ("prepared", "refused")).prepare
             if state.phase == "refused":
                 raise RuntimeFaultError(f"slot {name} refuses epoch {self.epoch}: {state.reason}")
-        return self.commit(plan, names)
+        return names
 
     def commit(self, plan: Plan, names: Iterable[str]) -> LeaderClient:
         """What all of these have prepared comes into force, side by side. Raises RuntimeFaultError for a slot where it does not."""

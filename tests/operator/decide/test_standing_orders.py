@@ -8,9 +8,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from strata_operator.decide import standing_orders
 from strata_operator.decide.epochs import Epoch, Ledger, Observed, next_steps
 from strata_operator.decide.planning import order_terms_of
-from strata_operator.decide.standing_orders import OrderTerms, carried_out, ordered_epochs, set_orders
+from strata_operator.decide.standing_orders import OrderTerms, carried_out, ordered_epochs, set_orders, untold
 from strata_operator.render.epoch import epoch_objects, read_epoch
 from strata_planner.contract.control import (
     CarryOut,
@@ -137,6 +138,18 @@ def test_gateways_are_told_nothing_while_a_slot_would_not_understand_it_or_is_aw
     world.slots["c"].protocol = 3
     world.up.discard("c")
     assert set_orders(epoch, seen_of(world), SECRETS, DOORS, TERMS) is None
+
+
+def test_orders_beyond_what_a_message_holds_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, epoch = serving()
+    whole = set_orders(epoch, seen_of(world), SECRETS, DOORS, TERMS)
+    assert whole is not None
+    assert untold(epoch, whole) == ()
+    size = sum(len(encode(each)) for each in whole.orders)
+    monkeypatch.setattr(standing_orders, "MOST_BYTES", size - 1)
+    cut = set_orders(epoch, seen_of(world), SECRETS, DOORS, TERMS)
+    assert cut is not None
+    assert untold(epoch, cut) == epoch.plan.orders[-1].lost
 
 
 def test_a_record_says_which_numbers_are_taken() -> None:
