@@ -109,12 +109,14 @@ class Executor:
     ) -> None:
         self.role, self.model, self.others = role, model, others
         self.work = Work()
+        self.from_log = 0  # tokens
         self.vocabulary = VOCABULARY
         self.hidden = HIDDEN
         self.boundary = StepBoundary()
         self.fails = ""  # the next step does, for this reason
         self.hangs = False  # the next step does
-        self._holdings = Holdings(role, weights_by_layer(role, {}), inherited)
+        log_pages = None if cache.log is None else cache.log.pages
+        self._holdings = Holdings(role, weights_by_layer(role, {}), inherited, log_pages)
         self._cache = cache
         self._next_step = 0
         self._sampling: dict[int, Sampling] = {}
@@ -181,18 +183,26 @@ class Executor:
         first, last = self.role.layers
         refill = Refill.of(header.refill, self.role) if header.refill else None
         layers = refill.layers if refill else range(first, last + 1)
+        batch = self._cache.plan(header.segments)
+        is_logged = refill is not None and refill.reads_log
+        if is_logged:
+            assert self._cache.kept_rows is not None, "it begins with what it has not kept"
+            inputs = self._cache.kept_rows.read(batch.places)
         rows = iter(inputs.tolist())
         states = []
-        spans = self._cache.plan(header.segments).spans
-        for segment, span in zip(header.segments, spans, strict=True):
+        for segment, span in zip(header.segments, batch.spans, strict=True):
             size = self.role.page_tokens
             places = [page * size + place for page in span.pages for place in range(size)]
-            for position in range(segment.start, segment.start + segment.length) if layers else ():
+            for position in range(segment.start, segment.start + segment.length) if layers or is_logged else ():
                 row = next(rows)
-                came = embed(row) + UNWEIGHED if self.role.embedding else bytes(map(int, row))
+                begins = self.role.embedding and not is_logged
+                came = embed(row) + UNWEIGHED if begins else bytes(map(int, row))
                 states.append(self._through(layers, came, places[: position + 1]))
         self.work.refilled += len(states) * len(layers) if refill else 0
-        self._holdings.computed(header, [span.pages for span in spans])
+        self.from_log += len(states) if is_logged else 0
+        if self._cache.log is not None and (refill is None or refill.writes_log):
+            self._cache.log.write(batch.places, torch.tensor([list(state) for state in states], dtype=torch.uint8))
+        self._holdings.computed(header, [span.pages for span in batch.spans])
         return states if refill is None or refill.sends else []
 
     def _through(self, layers: range, came: bytes, places: list[int]) -> bytes:

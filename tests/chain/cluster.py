@@ -201,4 +201,6 @@ def plan_of(deployment: LLMDeployment, pairs: list[tuple[str, ...]], usable_byte
             stages.append(msgspec.structs.replace(stage, node=node, devices=devices, memory=memory))
         batch = MicroBatch(prefill=2, decode=4, max_step_tokens=16)
         replicas.append(Replica(number, tuple(stages), batch, concurrency=4))
-    return msgspec.structs.replace(plan, replicas=tuple(replicas), page_tokens=PAGE_TOKENS)
+    log = deployment.spec.runtime.boundary_log
+    pages = 0 if log is None else int(log.max_memory.removesuffix("k"))
+    return msgspec.structs.replace(plan, replicas=tuple(replicas), page_tokens=PAGE_TOKENS, boundary_log_pages=pages)

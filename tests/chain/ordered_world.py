@@ -13,8 +13,8 @@ SILENCE_SECONDS = 10
 class OrderedWorld(ChainWorld):
     """`away`: no operator runs."""
 
-    def __init__(self, seed: int = 0, *, tight: bool = True, gateways: int = 2) -> None:
-        super().__init__(seed, tight=tight, gateways=gateways)
+    def __init__(self, seed: int = 0, *, tight: bool = True, gateways: int = 2, logged: int = 0) -> None:
+        super().__init__(seed, tight=tight, gateways=gateways, logged=logged)
         self.away = False
         self._told: dict[int, Any] = {}  # epoch -> its key, and what each slot was told of it
         self._real = Slot._prepare

@@ -54,6 +54,14 @@ def pages_whose(befalls: str, *, giver: bool, after: float = 0.02) -> Scene:
     return scene
 
 
+def later_stages_die(world: ChainWorld) -> None:
+    """Of both replicas: lost layers are computed from what the leaders have handed on, where that is kept."""
+    some_have_begun(world)
+    for pod in ("chat-b-0", "chat-d-0"):
+        world.kill(pod)
+    world.settle()
+
+
 def chats_go_on(world: ChainWorld) -> None:
     """Each begins with what another has had."""
     some_have_begun(world)

@@ -31,9 +31,9 @@ class ChainMachine(RuleBasedStateMachine):
 
     world_of: type[ChainWorld] = ChainWorld
 
-    @initialize(seed=st.integers(0, 9), tight=st.booleans())
-    def begin(self, seed: int, tight: bool) -> None:  # noqa: FBT001
-        self.world = self.world_of(seed, tight=tight)
+    @initialize(seed=st.integers(0, 9), tight=st.booleans(), logged=st.sampled_from([0, 3, 64]))
+    def begin(self, seed: int, tight: bool, logged: int) -> None:  # noqa: FBT001
+        self.world = self.world_of(seed, tight=tight, logged=logged)
         self.world.passes(6)
         for number in range(3):
             self.world.ask((number, 5, 6), 40, number)

@@ -71,6 +71,29 @@ def test_what_later_stages_hold_outlives_their_leaders(world: ChainWorld) -> Non
     assert all(client.got == client.wanted for client in world.clients)
 
 
+@pytest.mark.parametrize("logged", [64, pytest.param(2, marks=pytest.mark.slow)])
+def test_what_a_stage_handed_on_is_what_the_lost_one_computes_from(logged: int) -> None:
+    """Later stages are lost: nobody computes the layers before again where that is kept, and where it is of some blocks alone the text is the same."""
+    world = ChainWorld(logged=logged)
+    try:
+        world.passes(6)
+        for number in range(6):
+            world.ask((number, *range(12)), 40, number)
+        world.passes(0.6, every=0.1)
+        for pod in ("chat-b-0", "chat-d-0"):
+            world.kill(pod)
+        from_log = 0
+        for _ in range(40):
+            world.passes(0.2, every=0.1)
+            ran = [each.worker.executor for slot in world.cluster.slots().values() for each in slot.serving]
+            from_log += sum(each.from_log for each in ran if isinstance(each, Executor))
+        assert from_log or logged < 64
+        world.settle()
+        assert all(client.got == client.wanted for client in world.clients)
+    finally:
+        world.close()
+
+
 @pytest.mark.parametrize("node", ["a", "b"])
 def test_a_node_that_falls_silent_is_planned_without_at_once(world: ChainWorld, node: str) -> None:
     """Kubernetes calls it Ready all the time."""

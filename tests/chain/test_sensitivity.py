@@ -10,7 +10,7 @@ import pytest
 
 from strata_planner.contract import block_names
 from strata_runtime.gateway.keeping import keeper, twins
-from strata_runtime.model.kv import paged
+from strata_runtime.model.kv import boundary_log, paged
 from strata_runtime.scheduler import blocks, sequence
 from strata_runtime.slot import slot
 from strata_runtime.stage import contents, handover, inheritance
@@ -86,6 +86,11 @@ CASES = {
         scenes.leaders_die,
         "other weights",
     ),
+    "what was handed on is another place's": (
+        replaced(boundary_log.BoundaryLog, "read", lambda self, places: self.rows.index_select(0, 0 * places)),
+        scenes.later_stages_die,
+        "does not go on|no beginning",
+    ),
     "whose weights have changed keeps its pages": (
         replaced(inheritance.Inheritance, "_holds", lambda self, survey, number, weights: number in self.through),
         scenes.bits_change,
@@ -127,13 +132,14 @@ CASES = {
 }
 
 
+LOGGED = 8  # pages of 32: of some blocks what was handed on is kept, of others it is not
 QUICK = {"ids name no tokens that are not confirmed"}
 
 
 @pytest.mark.parametrize("case", swept(CASES, QUICK))
 def test_what_is_broken_is_found(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     breaks, scene, says = CASES[case]
-    made = world.ChainWorld()
+    made = world.ChainWorld(logged=LOGGED)
     try:
         breaks(monkeypatch)
         with pytest.raises(AssertionError, match=says):

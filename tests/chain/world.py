@@ -41,8 +41,8 @@ BEFALLS = ("dies", "stops", "is late", "is parted", "answers for another epoch")
 class ChainWorld:
     """One deployment on four nodes. `close` it."""
 
-    def __init__(self, seed: int = 0, *, tight: bool = True, gateways: int = 2) -> None:
-        """`tight`: devices hold a role of all layers and nothing beside it."""
+    def __init__(self, seed: int = 0, *, tight: bool = True, gateways: int = 2, logged: int = 0) -> None:
+        """`tight`: devices hold a role of all layers and nothing beside it. `logged`: pages of which stages keep what they hand on."""
         draw = random.Random(seed)
         self._held = ExitStack()
         usable = TIGHT_BYTES if tight else ROOMY_BYTES
@@ -52,6 +52,8 @@ class ChainWorld:
         self.cluster.edit(
             NAME, replanning={"prepareTimeoutSeconds": 30}, gateway={"replicas": gateways}, precision={"allowed": [16]}
         )
+        if logged:
+            self.cluster.edit(NAME, runtime={"boundaryLog": {"maxMemory": f"{logged}k"}})
         self.api = ApiFaults()
         self.planner = ChainPlanner(self.cluster)
         self.planner.repairs = True
