@@ -18,6 +18,7 @@ from typing import Any, Self
 
 from strata_operator.act.control_client import Endpoint, Links, as_kind
 from strata_operator.act.order_giving import OrderGiving
+from strata_operator.decide.backoff import Backoff
 from strata_operator.decide.epochs import (
     CreateEpoch,
     Ledger,
@@ -37,23 +38,28 @@ from strata_operator.decide.standing_orders import OrderTerms, carried_out
 from strata_operator.local import launcher as launching
 from strata_operator.local.errors import CrashedError, RefusedError
 from strata_operator.local.launcher import LAUNCHER_LOG, Launcher, begin
-from strata_operator.local.mending import Mender
+from strata_operator.local.losses import Losses
+from strata_operator.local.mending import Mender, told
 from strata_operator.local.phases import Phases, phase_of
 from strata_operator.local.ports import check_port, until_listening
 from strata_operator.local.progress import Progress
 from strata_operator.local.services import HOST, GatewayService, Service, SlotService
 from strata_operator.render.epoch import Epoch
+from strata_operator.render.records import Weighed
 from strata_planner.contract.control import STEP_TIMEOUT_SECONDS, Commit, GatewayStatus, SlotStatus
 from strata_planner.contract.keys import gateway_secret, new_secret, slot_secret
 from strata_planner.contract.plan import Plan
 from strata_planner.contract.processors import Division
 from strata_planner.contract.roles import roles_of
+from strata_planner.replan.repair import Repair
 
 log = logging.getLogger(__name__)
 
 EPOCHS_AT_ONCE = 8  # so many new epochs of one plan in `EPOCH_SECONDS` are made without a pause
 EPOCH_SECONDS = 20.0
 LOOK_SECONDS = 5.0  # while slots load, whether they get any further
+LOSS_SECONDS = 0.5  # the same while slots are away
+RETRY_SECONDS = 10.0  # before a slot that others have taken over is started again, twice as long each time
 REPEAT_SECONDS = 0.2  # before the same steps are tried once more
 
 
@@ -83,7 +89,7 @@ class LocalOptions:
     step_timeout_seconds: float = STEP_TIMEOUT_SECONDS  # so long a step may always be still
     programs: Programs = Programs()
     verify: bool = True  # what slots read of any-precision copies
-    mender: Mender | None = None  # None: a slot that is gone for good ends the deployment
+    mender: Mender | None = None  # None: a slot that ends again and again ends the deployment
     orders: OrderTerms | None = None  # of standing orders, where the plan has any
 
     @property
@@ -124,8 +130,14 @@ class LocalDeployment:
         self._not_ready_since = time.monotonic()
         self._tasks: list[asyncio.Task[None]] = []
         self._launcher: Launcher | None = None
-        self._improving: asyncio.Task[Plan] | None = None  # a better plan than the repair that serves is looked for
-        self._is_repaired = False
+        self._improving: asyncio.Task[tuple[Plan, Plan]] | None = (
+            None  # a better plan than the one that serves is looked for
+        )
+        self._may_improve = False  # by a plan that was not looked for yet
+        self._losses = Losses()
+        self._foretold: tuple[Plan, frozenset[str], Repair | None] | None = None  # what a loss would come to
+        self._weighed: Weighed | None = None
+        self._changed_to = 1  # the epoch whose cost was told last
         self._slots, self._gateway = _make_services(plan, options, new_secret())
 
     async def __aenter__(self) -> Self:
@@ -195,33 +207,89 @@ class LocalDeployment:
                 await waiting
 
     async def _keep_alive(self, service: Service, launcher: Launcher) -> None:
-        """As long as that is of use; the layers of a slot that is gone for good are taken over by the others."""
-        try:
-            await service.keep_alive(launcher, self._changed.set)
-        except CrashedError:
-            repaired = self._repaired_without(service)
-            if repaired is None:
-                raise
-            self.plan, self._is_repaired = repaired, True
-            del self._slots[service.name]
-            self._changed.set()
+        """As long as that is of use. A slot that ends again and again is taken over by the others, and tried again later."""
+        retries = Backoff()
+        while True:
+            try:
+                await service.keep_alive(launcher, self._changed.set)
+            except CrashedError:
+                if service is self._gateway or not self._lets_go(service.name):
+                    raise
+            now = time.monotonic()
+            retries = (retries if now - retries.until < RETRY_SECONDS else Backoff()).failed(now, RETRY_SECONDS)
+            await asyncio.sleep(retries.until - now)
 
-    def _repaired_without(self, service: Service) -> Plan | None:
-        """None of a gateway, of a deployment that has never served, and where its layers find no place."""
+    def _lets_go(self, slot: str) -> bool:
+        """Whether the deployment serves without it."""
+        return slot in self._losses.away or self._take_over(frozenset({slot}))
+
+    def _take_over(self, slots: frozenset[str]) -> bool:
+        """The others get the layers of these, if there is anybody who can have them and anything was ever served."""
         mender = self.options.mender
-        if service is self._gateway or mender is None or not self._was_ready:
-            return None
-        return mender.repaired(self.plan, service.name)
+        if mender is None or not self._was_ready:
+            return False
+        if needed := slots & slots_of(self.plan):
+            found = self._repair_without(mender, needed)
+            if found is None:
+                return False
+            log.warning("%s", told(found, needed))
+            mender.lose(self.plan, slots)
+            self.plan, self._may_improve = found.plan, True
+        else:
+            mender.lose(self.plan, slots)
+        self._losses = self._losses.taken_over(slots)
+        self._changed.set()
+        return True
+
+    def _repair_without(self, mender: Mender, slots: frozenset[str]) -> Repair | None:
+        known = self._foretold
+        if known is None or known[0] is not self.plan or known[1] != slots:
+            known = self._foretold = (self.plan, slots, mender.repaired(self.plan, slots))
+        return known[2]
+
+    def _weigh(self) -> None:
+        """Slots whose process has ended are started again as ever; the others take over where that costs users less."""
+        mender, now = self.options.mender, time.monotonic()
+        self._losses = self._losses.seen(self.slot_statuses, now)
+        there = [self._slots[slot] for slot in slots_of(self.plan)]
+        down = {slot.name: now - slot.ended_at for slot in there if slot.ended_at and not slot.has_served}
+        if mender is None or not self._was_ready or not down or len(down) == len(there):
+            self._weighed = None
+            return
+        found = self._repair_without(mender, frozenset(down))
+        choice = None if found is None else self._losses.weighed(self.plan, found, down)
+        if choice is not None and (self._weighed is None or choice.chosen != self._weighed.chosen):
+            seconds = (
+                f"a restart takes {choice.restart_seconds:g} s, a takeover {choice.takeover_seconds:g} s, as predicted"
+            )
+            log.warning("%s: %s: %s", " and ".join(sorted(down)), seconds, choice.chosen)
+        self._weighed = choice
+        if choice is not None and choice.chosen == "takeover":
+            self._take_over(frozenset(down))
+
+    def _regain(self) -> None:
+        """Slots that were taken over and stay are planned with again."""
+        mender, back = self.options.mender, self._losses.back(time.monotonic())
+        for slot in sorted(back) if mender else ():
+            assert mender is not None
+            log.info("%s is there again", slot)
+            mender.regain(slot)
+            self._slots[slot].ended_at = None  # it serves nothing that anybody would wait for
+            self._may_improve = True
+        self._losses = self._losses.without(back)
 
     def _improve(self) -> None:
-        """While a repair serves a better plan is looked for, in a thread of its own; it is taken if it gains enough."""
+        """While a repair serves, or since a slot is there again, a better plan is looked for, in a thread of its own; it is taken if it gains enough."""
         task, mender = self._improving, self.options.mender
         if task is not None and task.done():
-            self._improving = None
-            if self._is_repaired and slots_of(task.result()) <= set(self._slots):
-                self.plan, self._is_repaired = task.result(), False
-        elif task is None and mender is not None and self._is_repaired and self._ready.is_set():
-            self._improving = asyncio.create_task(asyncio.to_thread(mender.improved, self.plan))
+            self._improving, (asked, found) = None, task.result()
+            if asked is self.plan and not slots_of(found) & set(self._losses.away):
+                self.plan = found
+            else:
+                self._may_improve = True
+        elif task is None and mender is not None and self._may_improve and self._ready.is_set():
+            self._may_improve = False
+            self._improving = asyncio.create_task(asyncio.to_thread(_improved, mender, self.plan))
             self._improving.add_done_callback(lambda _: self._changed.set())
 
     async def _control(self) -> None:
@@ -235,7 +303,10 @@ class LocalDeployment:
             self._end_hung()
             await self._say_ready()
             await self._give_orders()
+            self._weigh()
+            self._regain()
             self._improve()
+            self._tell_cost()
             self._tell_phase()
             self._progress()
             if steps:
@@ -262,22 +333,41 @@ class LocalDeployment:
         if terms is not None and epoch is not None and self._ledger.committed == epoch.number and epoch.has_orders:
             await self._orders.give(self._links, epoch, self._observed(), terms)
 
+    def _tell_cost(self) -> None:
+        """Of a change of epoch, once nobody waits for it any more."""
+        change = self.gateway_status.change if self.gateway_status else None
+        if change is None or change.epoch <= self._changed_to:
+            return
+        self._changed_to = change.epoch
+        if change.held:
+            log.info(
+                "epoch %d: %d requests waited, %d were lost; the longest pause between two tokens was %.0f ms; %d tokens were computed again, and %d in lost layers",
+                change.epoch,
+                change.held,
+                change.lost,
+                1e3 * change.pause_seconds,
+                change.recomputed_tokens,
+                change.refilled_tokens,
+            )
+
     def _tell_phase(self) -> None:
         if self._begun.phases is not None and self._launcher is not None:
             forks = self._launcher.has_imported
             self._begun.phases.enter(phase_of(self.plan, self._ledger, self._observed(), forks=forks))
 
     async def _wait(self) -> None:
-        """For a change; while slots load, not for long. Raises RefusedError for one that gets no further."""
+        """For a change; while slots load or are away, not for long. Raises RefusedError for one that gets no further."""
         newest = self._ledger.newest
         is_loading = newest is not None and self._ledger.committed < newest.number
         stalled = self._loading.stalled(newest if is_loading else None, self.slot_statuses, time.monotonic())
         if stalled:
             raise RefusedError(stalled)
+        looks = [min(LOOK_SECONDS, self.options.prepare_timeout_seconds / 4)] if is_loading else []
+        looks += [LOSS_SECONDS] if self._weighed else []
+        if (until_back := self._losses.next_look(time.monotonic())) is not None:
+            looks.append(until_back)
         with suppress(TimeoutError):
-            async with asyncio.timeout(
-                min(LOOK_SECONDS, self.options.prepare_timeout_seconds / 4) if is_loading else None
-            ):
+            async with asyncio.timeout(min(looks, default=None)):
                 await self._changed.wait()
 
     def _observed(self) -> Observed:
@@ -310,8 +400,9 @@ class LocalDeployment:
 
     async def _all_answer(self) -> bool:
         """Whether every slot does. One that ends while it is asked is not waited for."""
-        asking = asyncio.create_task(self._links.all_answer(self._slots))
-        while not asking.done() and all(slot.control for slot in self._slots.values()):
+        wanted = slots_of(self.plan)
+        asking = asyncio.create_task(self._links.all_answer(wanted))
+        while not asking.done() and all(self._slots[slot].control for slot in wanted):
             self._changed.clear()
             news = asyncio.create_task(self._changed.wait())
             await asyncio.wait([asking, news], return_when=asyncio.FIRST_COMPLETED)
@@ -351,8 +442,9 @@ class LocalDeployment:
 
     async def _say_ready(self) -> None:
         ready = is_ready(self.plan, self._ledger, self._observed())
-        for service in self._services() if ready else ():
-            service.has_served = True
+        serving = {*slots_of(self.plan), self._gateway.name} if ready else set()
+        for service in self._services():
+            service.has_served = service.has_served or service.name in serving
         if ready and not self._ready.is_set():
             await until_listening(self.options.host, self.options.port)
             log.info("ready in %.1f s", time.monotonic() - self._not_ready_since)
@@ -361,6 +453,11 @@ class LocalDeployment:
         elif not ready and self._ready.is_set():
             self._not_ready_since = time.monotonic()
             self._ready.clear()
+
+
+def _improved(mender: Mender, plan: Plan) -> tuple[Plan, Plan]:
+    """The plan that was asked about, and what was found."""
+    return plan, mender.improved(plan)
 
 
 def _make_services(

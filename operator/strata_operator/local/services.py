@@ -6,6 +6,7 @@ with the last lines of its log. Used by the local deployment alone; knows nothin
 
 import asyncio
 import logging
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -37,6 +38,9 @@ class Service(ABC):
         self._child: Child | None = None
         self._control_port = 0
         self.has_served = False
+        self.ended_at: float | None = (
+            None  # when its process did last, by the monotonic clock; None: it need not come back
+        )
         self._module = module
         self._log_file = logs / f"{name}.log"
         self._secret = secret
@@ -54,9 +58,10 @@ class Service(ABC):
             child = await self._start(launcher, other_ports=quick_ends > 1)
             changed()
             code = await asyncio.shield(child.ended)
-            self.control = None
-            changed()
+            self.control, self.ended_at = None, time.monotonic()
             quick_ends = 0 if self.has_served else quick_ends + 1
+            self.has_served = False
+            changed()
             log.warning("%s %s; starting it again", self.name, how_it_ended(code))
             if quick_ends >= QUICK_ENDS:
                 raise CrashedError(

@@ -16,6 +16,7 @@ import msgspec
 import psutil
 import pytest
 
+from strata_operator.decide.epochs import slots_of
 from strata_operator.local.deployment import LocalDeployment, LocalOptions, Programs
 from strata_operator.local.errors import CrashedError, PortInUseError, RefusedError
 from strata_operator.local.launcher import Launcher, begin
@@ -421,3 +422,27 @@ async def test_the_layers_of_a_slot_that_is_gone_for_good_are_taken_over_by_the_
             os.kill(deployment.pids[name], signal.SIGKILL)
         with pytest.raises(CrashedError):  # and when nobody is left to take over
             await deployment.supervise()
+
+
+@pytest.mark.slow  # processes; test_losses.py has when, test_growing_back.py a stream
+async def test_a_slot_that_is_taken_over_is_planned_with_again_when_it_is_back_and_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, mender = a_planned_one()
+    gone = tmp_path / "gone"
+    monkeypatch.setenv("FAKE_SLOT_GONE", str(gone))
+    monkeypatch.setattr("strata_operator.local.services.PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr("strata_operator.local.deployment.RETRY_SECONDS", 0.1)
+    monkeypatch.setattr("strata_operator.local.losses.STEADY_SECONDS", 0.2)
+    lost = plan.stages[1].slot
+    async with asyncio.timeout(60), LocalDeployment(plan, replace(options(tmp_path), mender=mender)) as deployment:
+        await deployment.ready()
+        gone.write_text(lost)
+        os.kill(deployment.pids[lost], signal.SIGKILL)
+        await until(lambda: lost in deployment._losses.away, "taken over")
+        assert lost not in slots_of(deployment.plan)
+        monkeypatch.setattr(mender, "improved", lambda each: each if mender._lost else plan)
+        gone.write_text("")
+        await until(lambda: deployment.plan is plan, "grown back")
+        await deployment.ready()
+        assert not deployment._losses.away
