@@ -95,7 +95,7 @@ def test_whenever_an_operator_dies_the_next_one_goes_on_from_there(a_world: AWor
     CHANGES[change](whole)
     done = lives(whole, float("inf"), 30)
     assert {"Prepare 2", "Commit 2", "SetRoute"} <= set(done)
-    for most in range(0, len(done), max(1, len(done) // share(1000, 8))):
+    for most in range(0, len(done), max(1, len(done) // share(1000, 125))):
         world = a_world()
         world.passes(100)
         CHANGES[change](world)
