@@ -7,7 +7,7 @@ still be taken.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -41,7 +41,7 @@ from strata_operator.decide.epochs import SendToGateway, SendToSlot, going_on, h
 from strata_operator.decide.epochs import slots_of as slots_in
 from strata_operator.decide.ledger import Dealing, still_free
 from strata_operator.decide.planning import with_margin
-from strata_operator.decide.reconcile import GOES_ON, RUN_PODS
+from strata_operator.decide.reconcile import GOES_ON, RUN_PODS, converse
 from strata_operator.decide.standing_orders import OrderTerms, cause_of
 from strata_operator.decide.view import Foretold, PlanFailure, View
 from strata_operator.decide.wishes import plan_key, planned_digest, without_digest
@@ -62,6 +62,7 @@ from strata_operator.render.names import epoch_name, process_secret
 from strata_operator.render.objects import secret_text
 from strata_operator.render.records import RENEWED, Cause, as_planned, record_objects
 from strata_operator.render.slots import claims_of
+from strata_planner.contract.control import Commit
 from strata_planner.contract.keys import new_secret
 from strata_planner.contract.plan import Plan
 from strata_planner.question.cluster import Cluster
@@ -88,8 +89,8 @@ class Hands:
         changed = unsafe = False
         told = [action for action in actions if isinstance(action, SendToSlot | SendToGateway)]
         for action in actions:
-            if told and action is told[0]:  # side by side: one that is silent keeps nothing from the others
-                changed |= any(await asyncio.gather(*(self._try(each, look, view, kept) for each in told)))
+            if told and action is told[0]:
+                changed |= await self._tell(told, look, view, kept)
             if action in told:
                 continue
             kind = action.manifest["kind"] if isinstance(action, Apply) else ""
@@ -100,6 +101,17 @@ class Hands:
                 return True  # all else was decided before there was this plan
             unsafe |= kind == "Secret" and _named(action, view) in kept.refusals
         return changed
+
+    async def _tell(self, told: Sequence[SendToSlot | SendToGateway], look: Look, view: View, kept: Kept) -> bool:
+        """Side by side: one that is silent keeps nothing from the others. Once slots have committed, requests are held until gateways know: they are told
+        before anything is written.
+        """
+        changed = any(await asyncio.gather(*(self._try(each, look, view, kept) for each in told)))
+        if not any(isinstance(each.message, Commit) for each in told):
+            return changed
+        now = look.view(view.deployment, self._dealing.ledger, kept)
+        routes = [each for each in converse(now) if isinstance(each, SendToGateway)]
+        return any(await asyncio.gather(*(self._try(each, look, now, kept) for each in routes))) or changed
 
     def _want_no_plan(self, view: View, kept: Kept) -> None:
         if kept.asked is not None:
@@ -189,6 +201,8 @@ class Hands:
         uid, asked = view.deployment.metadata.uid, kept.asked
         if asked is None or not _still_asked(asked, wish, view):
             return await self._ask(wish, look, view, kept)
+        if self._asked_of_others(asked, wish, look, view):
+            return await self._ask(wish, look, view, kept, first=asked)
         if wish.reason in LOSSES:
             self._planners.hurry(uid)
         answer = self._planners.answer(uid)
@@ -205,8 +219,15 @@ class Hands:
         self._want_no_plan(view, kept)  # not before: an epoch that is refused is tried again with the same plan
         return True
 
-    async def _ask(self, wish: MakePlan, look: Look, view: View, kept: Kept) -> bool:
-        """Whether there is an answer already: that the question cannot be asked."""
+    def _asked_of_others(self, asked: Asked, wish: MakePlan, look: Look, view: View) -> bool:
+        """Whether other devices are there than those it will be planned on once its turn comes: nodes of a new cluster come one by one."""
+        if not self._planners.is_waiting(view.deployment.metadata.uid):
+            return False
+        inventory = look.inventory(_wanted_deployment(wish, view), self._dealing.ledger)
+        return inventory.digest != asked.inventory_digest
+
+    async def _ask(self, wish: MakePlan, look: Look, view: View, kept: Kept, first: Asked | None = None) -> bool:
+        """Whether there is an answer already: that the question cannot be asked. `first`: as it was asked before, of other devices."""
         if kept.conflicts.failures > 1 and kept.conflicts.waits(self._clock.seconds()):
             return False
         deployment = _wanted_deployment(wish, view)
@@ -218,8 +239,8 @@ class Hands:
             cluster=cluster,
             inventory_digest=inventory.digest,
             without=without_digest(view, wish.without),
-            since=self._clock.seconds(),
-            noticed=view.now,
+            since=first.since if first else self._clock.seconds(),
+            noticed=first.noticed if first else view.now,
         )
         try:
             question = await self._question(wish, view, cluster, inventory.told)

@@ -109,11 +109,19 @@ class Planners:
         self._planner.warm()
 
     def want(self, owner: str, question: Question, *, urgent: bool) -> None:
-        """In place of what this owner wanted before."""
-        self.drop(owner)
-        self._came += 1
-        self._orders[owner] = _Order(Ticket(owner, urgent, self._came), question)
+        """In place of what this owner wanted before, and where that has not been begun, in its turn."""
+        if self.is_waiting(owner):
+            order = self._orders[owner]
+            order.ticket, order.question = replace(order.ticket, urgent=urgent), question
+        else:
+            self.drop(owner)
+            self._came += 1
+            self._orders[owner] = _Order(Ticket(owner, urgent, self._came), question)
         self._go_on()
+
+    def is_waiting(self, owner: str) -> bool:
+        """Its plan has not been begun: what it is to be planned on may still be said anew."""
+        return owner in self._orders and self._orders[owner].task is None
 
     def hurry(self, owner: str) -> None:
         """What was a wish has become a loss."""

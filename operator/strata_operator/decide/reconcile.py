@@ -51,7 +51,7 @@ GOES_ON = {
 
 def reconcile(view: View) -> tuple[Action, ...]:
     """What to do, then what to say."""
-    steps = _converse(view)
+    steps = converse(view)
     found = troubles(view, steps)
     memory = remember(view, found)
     if view.deployment.spec.paused:
@@ -88,7 +88,7 @@ def _go_on(view: View, steps: tuple[Step, ...]) -> tuple[Action, ...]:
     )
 
 
-def _converse(view: View) -> tuple[Step, ...]:
+def converse(view: View) -> tuple[Step, ...]:
     """The next steps of the epochs; nobody is told anything before its objects are in the cluster."""
     return speakable(view, next_steps(view.plan, view.ledger, view.seen)) if view.plan else ()
 

@@ -21,11 +21,13 @@ class DiesError(asyncio.CancelledError):
 
 @dataclass
 class Life:
-    """Of one operator: it does so many things, and no more. `said`: what they were."""
+    """Of one operator: it does so many things, and no more. `said`: what they were; `looks`: at which of its looks."""
 
     world: World
     most: float = float("inf")
     said: list[str] = field(default_factory=list)
+    looks: list[int] = field(default_factory=list)
+    look: int = 0
     is_over: bool = False
 
     def __post_init__(self) -> None:
@@ -51,6 +53,7 @@ class Life:
         if self.is_over:
             raise DiesError(what)
         self.said.append(what)
+        self.looks.append(self.look)
 
 
 def slots_of(world: World) -> list[FakeSlot]:
@@ -77,15 +80,16 @@ CHANGES: dict[str, Callable[[World], None]] = {
 }
 
 
-def lives(world: World, most: float, seconds: int) -> list[str]:
-    """An operator that does so many things; all that it did."""
+def lives(world: World, most: float, seconds: int) -> Life:
+    """Of an operator that does so many things."""
     life = Life(world, most)
     for _ in range(seconds):
         with suppress(asyncio.CancelledError):
             world.looks(1, every=1)
         if life.is_over:
             break
-    return life.said
+        life.look += 1
+    return life
 
 
 @pytest.mark.parametrize("change", swept(CHANGES, ["a node is lost"]))
@@ -93,13 +97,17 @@ def test_whenever_an_operator_dies_the_next_one_goes_on_from_there(a_world: AWor
     whole = a_world()
     whole.passes(100)
     CHANGES[change](whole)
-    done = lives(whole, float("inf"), 30)
+    life = lives(whole, float("inf"), 30)
+    done = life.said
     assert {"Prepare 2", "Commit 2", "SetRoute"} <= set(done)
+    switch = slice(done.index("Commit 2"), done.index("SetRoute") + 1)
+    assert set(done[switch]) == {"Commit 2", "SetRoute"}, "requests are held meanwhile: nothing is written"
+    assert len(set(life.looks[switch])) == 1, "nor is another look waited for"
     for most in range(0, len(done), max(1, len(done) // share(1000, 125))):
         world = a_world()
         world.passes(100)
         CHANGES[change](world)
-        assert lives(world, most, 30) == done[:most]
+        assert lives(world, most, 30).said == done[:most]
         world.operator_starts_anew()
         Life(world)
         world.passes(40)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,23 @@ async def test_a_node_that_it_counts_on_and_that_is_closed_begins_it_anew(api: F
     await controller.look()
     await finished(controller, slow)
     assert slow.asked == [["a", "b", "c"], ["a", "c"]]
+
+
+async def test_who_waits_for_a_turn_is_planned_on_what_is_there_when_it_comes(api: FakeApi, tmp_path: Path) -> None:
+    """Nodes of a new cluster come one by one; a question that has not been begun is of all of them."""
+    api.put(f"{LLMDS}/second", a_deployment("second", tmp_path, placement={"maxStages": 1}))
+    slow = Slow()
+    one_by_one = replace(OPTIONS, limits=replace(OPTIONS.limits, side_by_side=1))
+    controller = Controller(kube_of(api.url), one_by_one, lambda: True, slow)
+    await controller.look()
+    api.put("/api/v1/nodes/d", a_node("d"))
+    await controller.look()
+    assert slow.asked == [["a", "b", "c"]]
+    await finished(controller, slow)
+    first, *others = slow.asked
+    assert first == ["a", "b", "c"]
+    assert others
+    assert all("d" in nodes for nodes in others)
 
 
 async def test_status_that_is_to_be_written_first_does_not_break_it_off(api: FakeApi) -> None:
