@@ -185,6 +185,7 @@ class FakeGateway:
         self.drafted: DraftCounts | None = None
         self.cost = EpochChange(0)  # of every change
         self.tells = True  # of changes: nobody waits
+        self.epochs: list[int] = []
 
     def status(self) -> GatewayStatus:
         return GatewayStatus(
@@ -193,12 +194,13 @@ class FakeGateway:
             leaders_connected=sum(each.slot not in self.lost for each in self.route.leaders) if self.route else 0,
             running_requests=0,
             drafted=self.drafted,
-            change=msgspec.structs.replace(self.cost, epoch=self.route.epoch) if self.route and self.tells else None,
+            changes=tuple(msgspec.structs.replace(self.cost, epoch=each) for each in self.epochs) if self.tells else (),
         )
 
     def handle(self, message: SetRoute | GetStatus | Watch) -> GatewayStatus:
         if isinstance(message, SetRoute) and message.epoch > (self.route.epoch if self.route else 0):
             self.route, self.lost = message, set()
+            self.epochs = [*self.epochs, message.epoch][-8:]
         return self.status()
 
 

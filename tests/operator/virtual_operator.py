@@ -131,6 +131,7 @@ class ModelControl:
         self._cluster = cluster
         self.on_message: Callable[[FakeSlot | Any, Message], None] = lambda _, __: None
         self.messages = 0
+        self.watched: list[str] = []  # hosts of the processes that hear us
 
     async def ask(self, endpoint: Endpoint, message: Message, timeout_seconds: float) -> Status:
         process, node = self._reached(endpoint)
@@ -158,11 +159,15 @@ class ModelControl:
 
     async def watch(self, endpoint: Endpoint, broken: Callable[[], None]) -> AsyncGenerator[Status | None]:
         """As the real one, which asks again and again, it tells what has not changed, too."""
-        while True:
-            moved = self._cluster.moved
-            process, _ = self._reached(endpoint)
-            yield process.status() if process is not None else None
-            await moved.wait()
+        self.watched.append(endpoint.host)
+        try:
+            while True:
+                moved = self._cluster.moved
+                process, _ = self._reached(endpoint)
+                yield process.status() if process is not None else None
+                await moved.wait()
+        finally:
+            self.watched.remove(endpoint.host)
 
     def _reached(self, endpoint: Endpoint) -> tuple[Any, str]:
         """The process behind an address, if it can be reached and the key opens its port; and the node that it is on."""

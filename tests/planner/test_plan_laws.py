@@ -14,6 +14,7 @@ from strata_planner.contract.plan import NO_SPECULATION, Plan, Speculation
 from strata_planner.errors import InfeasibleError, PlannerError
 from strata_planner.question.request import PlanRequest, Solver
 from strata_planner.question.workload import Workload
+from strata_planner.replan.decision import replan
 from strata_planner.search.exact.problem import SolutionStatus
 from strata_planner.search.layouts.stages import with_concurrency
 from strata_planner.search.metric import value_of_plan
@@ -130,6 +131,34 @@ def test_more_memory_is_never_worse(memory: list[float], factor: float, theta: f
 def test_one_more_device_is_never_worse(memory: list[float], another: float, solver: Solver) -> None:
     few = value(a_request(a_cluster(*memory[:2]), solver=solver))
     assert is_no_worse(value(a_request(a_cluster(*memory[:2], another), solver=solver)), few)
+
+
+@laws
+@given(requests(), st.randoms(use_true_random=False))
+def test_a_running_plan_is_never_made_worse(request: PlanRequest, draw: Random) -> None:
+    """Whoever made it, for whatever narrower wish."""
+    request = replace(request, solver="auto")
+    narrower = replace(
+        request,
+        max_replicas=draw.choice([None, 1]),
+        allowed_bits=tuple(draw.sample(request.allowed_bits, draw.randint(1, len(request.allowed_bits)))),
+    )
+    hint = planned(narrower)
+    assume(hint is not None)
+    assert hint is not None
+    found = replan(request, hint.plan)
+    assert is_no_worse(value_of_plan(request, found.plan), value_of_plan(request, hint.plan))
+
+
+@laws
+@given(requests(), st.floats(0.02, 0.5))
+def test_a_longer_search_is_never_worse(request: PlanRequest, seconds: float) -> None:
+    request = replace(request, solver="auto")
+    short = planned(replace(request, time_limit_seconds=seconds))
+    assume(short is not None)
+    assert short is not None
+    long = make_plan(replace(request, time_limit_seconds=20 * seconds + 1))
+    assert is_no_worse(value_of_plan(request, long.plan), value_of_plan(request, short.plan))
 
 
 @laws

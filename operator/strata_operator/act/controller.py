@@ -105,7 +105,7 @@ class Controller:
                     self._planners.warm()
                     await self._look_safely()
                 else:
-                    self._led = False
+                    await self.stand_back()
                 busy = time.process_time() - busy
                 with suppress(TimeoutError):
                     async with asyncio.timeout(LOOK_EVERY_SECONDS if self._is_at_rest else LOOK_SOON_SECONDS):
@@ -120,6 +120,13 @@ class Controller:
             await kept.close()
         await self._planners.close()
         await self._source.close()
+
+    async def stand_back(self) -> None:
+        """While this operator may not act it is not heard either: gateways that hear a controller leave their standing orders alone. Once it leads again it
+        goes on as one that has just started.
+        """
+        self._led = False
+        await self._forget_all_but(())
 
     async def look(self) -> None:
         """One look, and one round of actions for each deployment that is due and not still busy with its last one."""

@@ -109,7 +109,7 @@ def _plan(question: Question) -> Answer:
         return Answer(None, "NoRepair", "the slots that are left cannot take over")
     if question.hurried and question.running is None:
         return Answer(make_plan(request, quick=True).plan)
-    answer = _best(request, question.running, deployment.spec.replanning.min_gain)
+    answer = _best(request, question, deployment.spec.replanning.min_gain)
     return msgspec.structs.replace(answer, plan=_readied(request, answer.plan, deployment)) if answer.plan else answer
 
 
@@ -130,9 +130,15 @@ def _repaired(request: PlanRequest, running: Plan, deployment: LLMDeployment) ->
         return None
 
 
-def _best(request: PlanRequest, running: Plan | None, min_gain: float) -> Answer:
-    """The running one where no other is enough better."""
+def _best(request: PlanRequest, question: Question, min_gain: float) -> Answer:
+    """The running one where no other is enough better. Behind a loss somebody waits: nothing is looked at that the search has not found."""
+    running = question.running
     if running is None:
         return Answer(with_bound(request, with_alternatives(request, make_plan(request)).plan))
-    found = replan(request, running, ReplanWishes(min_gain=min_gain))
+    wishes = ReplanWishes(min_gain=min_gain)
+    found = (
+        replan(request, running, wishes)
+        if question.repair
+        else replan(request, running, wishes, further=with_alternatives)
+    )
     return Answer(found.plan, gain=found.gained)

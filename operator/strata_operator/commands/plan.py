@@ -20,6 +20,7 @@ from strata_operator.errors import InvalidInputError
 from strata_operator.local.planning_line import planning_line
 from strata_operator.local.run import Progress, interruptible, leave_on_signals, leaving_at_once, log_to
 from strata_operator.local.view import FILE_WIDTH, show_plan
+from strata_planner.answer.alternatives import with_alternatives
 from strata_planner.answer.explain import objective_lines, render_plan
 from strata_planner.answer.picture import picture as draw
 from strata_planner.answer.unused import explained
@@ -112,7 +113,7 @@ def _show_anew(request: PlanRequest, wished: LLMDeployment, options: PlanOptions
 
 def _show_change(request: PlanRequest, running: Plan, wished: LLMDeployment, options: PlanOptions) -> Plan:
     with planning_line(request, Console(stderr=True), quiet=options.as_json) as line:
-        change = interruptible(lambda: replan(request, running, watch=line.watch))
+        change = interruptible(lambda: replan(request, running, watch=line.watch, further=with_alternatives))
     plan = change.plan if change.kept else foretold(change.plan, request, simulated=True)
     notes = (change.search.warning,) if change.search and change.search.was_cut else ()
     outcome = readied_outcome(wished, request, PlanOutcome(plan, change.stats, notes))

@@ -54,6 +54,7 @@ from strata_operator.local.run import (
 from strata_operator.local.view import show_plan
 from strata_operator.observe.model_files import local_folder
 from strata_operator.render.gateway import page_flags
+from strata_planner.answer.alternatives import with_alternatives
 from strata_planner.contract.phases import age_seconds
 from strata_planner.contract.plan import Plan
 from strata_planner.search.planning import make_plan
@@ -126,7 +127,7 @@ def _run(options: UpOptions, console: Console, course: Course) -> None:
     course.phases.enter("planning")
     progress.enter(f"planning, {request.time_limit_seconds:g} s at most")
     with planning_line(request, console) as line:
-        outcome = interruptible(lambda: make_plan(request, watch=line.watch))
+        outcome = interruptible(lambda: with_alternatives(request, make_plan(request, watch=line.watch)))
     has_rate = (
         request.objective.requests_per_second is not None
     )  # nobody waits for a simulation who has not asked for it

@@ -226,7 +226,14 @@ def _replans(view: View, committed: int, *, ready: bool) -> tuple[Replan, ...]:
         if ready and is_newest and known[number].seconds_to_ready is None:
             seconds = (view.now - record.at).total_seconds()
             known[number] = known[number].model_copy(update={"seconds_to_ready": round(max(0.0, seconds), 1)})
-    return tuple(known[number] for number in sorted(known)[-MAX_REPLANS:])
+    return tuple(_with_cost(view, known[number]) for number in sorted(known)[-MAX_REPLANS:])
+
+
+def _with_cost(view: View, replan: Replan) -> Replan:
+    """Also of an epoch that is not the newest any more: the next may begin before the change to it is over."""
+    if replan.requests_held is not None or not (changes := view.changes_to(replan.epoch)):
+        return replan
+    return replan.model_copy(update=_cost_of(changes))
 
 
 def _come_further(view: View, replan: Replan, committed: int) -> Replan:
@@ -237,8 +244,6 @@ def _come_further(view: View, replan: Replan, committed: int) -> Replan:
     stages = view.stages()
     if replan.committed_at is None and stages and all(serves(view, stage) for stage in stages):
         moments["committed_at"] = now
-    if replan.requests_held is None and (changes := view.changes):
-        moments |= _cost_of(changes)
     if replan.repair is not None and (found := _improvement(view)) is not None:
         moments["repair"] = replan.repair.model_copy(update={"improvement": found})
     return replan.model_copy(update=moments) if moments else replan

@@ -157,12 +157,10 @@ class View:
         epoch = self.newest.epoch if self.newest else None
         return 0 if epoch is None else sum(reaches_all(gateway, epoch) for gateway in self.seen.gateways.values())
 
-    @property
-    def changes(self) -> tuple[EpochChange, ...]:
-        """What the change to the newest epoch cost, by every gateway that answers; empty until all of them have told, so that it is told once."""
-        told = [gateway.change for gateway in self.seen.gateways.values()]
-        number = self.newest.epoch.number if self.newest else 0
-        known = tuple(each for each in told if each is not None and each.epoch == number)
+    def changes_to(self, epoch: int) -> tuple[EpochChange, ...]:
+        """What the change to an epoch cost, by every gateway that answers; empty until all of them have told, so that it is told once."""
+        told = self.seen.gateways.values()
+        known = tuple(each for gateway in told for each in gateway.changes if each.epoch == epoch)
         return known if len(known) == len(told) else ()
 
     @property

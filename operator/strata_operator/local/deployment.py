@@ -335,20 +335,18 @@ class LocalDeployment:
 
     def _tell_cost(self) -> None:
         """Of a change of epoch, once nobody waits for it any more."""
-        change = self.gateway_status.change if self.gateway_status else None
-        if change is None or change.epoch <= self._changed_to:
-            return
-        self._changed_to = change.epoch
-        if change.held:
-            log.info(
-                "epoch %d: %d requests waited, %d were lost; the longest pause between two tokens was %.0f ms; %d tokens were computed again, and %d in lost layers",
-                change.epoch,
-                change.held,
-                change.lost,
-                1e3 * change.pause_seconds,
-                change.recomputed_tokens,
-                change.refilled_tokens,
-            )
+        for change in self.gateway_status.changes if self.gateway_status else ():
+            if change.held and change.epoch > self._changed_to:
+                log.info(
+                    "epoch %d: %d requests waited, %d were lost; the longest pause between two tokens was %.0f ms; %d tokens were computed again, and %d in lost layers",
+                    change.epoch,
+                    change.held,
+                    change.lost,
+                    1e3 * change.pause_seconds,
+                    change.recomputed_tokens,
+                    change.refilled_tokens,
+                )
+            self._changed_to = max(self._changed_to, change.epoch)
 
     def _tell_phase(self) -> None:
         if self._begun.phases is not None and self._launcher is not None:

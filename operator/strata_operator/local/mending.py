@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterable
 from dataclasses import replace
 
+from strata_planner.answer.alternatives import with_alternatives
 from strata_planner.contract.plan import Place, Plan
 from strata_planner.errors import PlannerError
 from strata_planner.question.request import PlanRequest
@@ -51,7 +52,7 @@ class Mender:
         """The plan, or a better one that gains enough, of the slots that are there. It takes as long as planning does."""
         request = self._without(plan, frozenset())
         try:
-            found = replan(request, plan, ReplanWishes(min_gain=self._min_gain))
+            found = replan(request, plan, ReplanWishes(min_gain=self._min_gain), further=with_alternatives)
         except PlannerError as error:
             log.warning("no better plan than the one that serves: %s", error)
             return plan

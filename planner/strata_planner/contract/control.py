@@ -312,7 +312,7 @@ class EpochChange(Value, frozen=True, omit_defaults=True):
 
 class GatewayStatus(Value, frozen=True, tag="gateway", omit_defaults=True):
     """The state of a gateway: the epoch it routes to and the leaders that have said hello in it. `drafted`: since it started; None: nothing was.
-    `change`: to the newest epoch that is over; None before the first.
+    `changes`: the last ones that are over, oldest first.
     """
 
     incarnation: str
@@ -320,7 +320,7 @@ class GatewayStatus(Value, frozen=True, tag="gateway", omit_defaults=True):
     leaders_connected: int
     running_requests: int
     drafted: DraftCounts | None = None
-    change: EpochChange | None = None
+    changes: tuple[EpochChange, ...] = ()
 
 
 def news_of(status: SlotStatus | GatewayStatus) -> SlotStatus | GatewayStatus:

@@ -7,7 +7,7 @@ Nothing that serves moves for less than `min_gain`: neither a plan that is whole
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -28,7 +28,7 @@ from strata_planner.search.layouts.goals import goal_of
 from strata_planner.search.layouts.search import Layout, LayoutStats, Wish, replan_layout, value_of
 from strata_planner.search.layouts.solved import SolvedReplica, nearly_solved
 from strata_planner.search.metric import gain, value_of_plan, with_objective
-from strata_planner.search.planning import make_plan
+from strata_planner.search.planning import PlanOutcome, make_plan
 from strata_planner.search.strategies import with_strategies
 from strata_planner.search.watch import Watch, unwatched
 
@@ -82,15 +82,24 @@ class _Choice:
     slack: float
 
 
+Further = Callable[[PlanRequest, PlanOutcome], PlanOutcome]  # an outcome that is no worse
+
+
 def replan(
-    request: PlanRequest, running: Plan, wishes: ReplanWishes | None = None, watch: Watch = unwatched
+    request: PlanRequest,
+    running: Plan,
+    wishes: ReplanWishes | None = None,
+    watch: Watch = unwatched,
+    further: Further = lambda _, outcome: outcome,
 ) -> Replanned:
-    """`watch` is told how far the search from scratch is. Raises InputError for a wrong request and InfeasibleError where nothing fits any more."""
+    """`watch` is told how far the search from scratch is; `further` looks on from what that has found. Raises InputError for a wrong request and
+    InfeasibleError where nothing fits any more.
+    """
     wishes = wishes or ReplanWishes()
     request.check()
     started = time.monotonic()
     limit = max(0.5, _SCRATCH_SHARE * request.time_limit_seconds)
-    scratch = make_plan(replace(request, time_limit_seconds=limit), (running,), watch=watch)
+    scratch = further(request, make_plan(replace(request, time_limit_seconds=limit), (running,), watch=watch))
     whole = running_replicas(request, running)
     choices = _choices(request, running, whole, scratch.replicas, wishes)
     best = max(each.value for each in choices)

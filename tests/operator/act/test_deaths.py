@@ -116,3 +116,22 @@ def test_whenever_an_operator_dies_the_next_one_goes_on_from_there(a_world: AWor
         assert {each.status().committed_epoch for each in slots_of(world)} == {world.status.committed_epoch}, told
         numbers = [each.epoch for each in world.status.replans]
         assert numbers == sorted(set(numbers)), told
+
+
+def test_who_may_not_act_is_not_heard_and_goes_on_as_one_that_has_just_started(a_world: AWorld) -> None:
+    """Gateways that hear a controller leave their standing orders alone, whatever it can do."""
+    world = a_world()
+    world.passes(100)
+    served = world.status
+    assert served.phase == "Ready"
+    operator = world.operator
+    assert operator.control.watched
+    world.cluster.time.run_until_complete(operator.controller.stand_back())
+    assert operator.control.watched == []
+    world.passes(60)
+    assert operator.control.watched
+    assert (world.status.phase, world.status.committed_epoch, world.reasons()) == (
+        "Ready",
+        served.committed_epoch,
+        ["Created"],
+    )

@@ -188,7 +188,7 @@ class Dispatcher:
         self._mark_held(self._journal.start_epoch(route.epoch, going_on.keys(), formed))
         self._pauses.start_epoch(route.epoch)
         log.info(
-            "epoch %d: route to %d leader(s), %d requests held", route.epoch, len(route.leaders), len(self._journal)
+            "epoch %d: route to %d leader(s), %d requests under way", route.epoch, len(route.leaders), len(self._journal)
         )
         self.changed.set()
 
@@ -207,7 +207,7 @@ class Dispatcher:
             leaders_connected=len(self._hellos()),
             running_requests=len(self._journal),
             drafted=self._metrics.drafted,
-            change=self._pauses.told,
+            changes=self._pauses.told,
         )
 
     def load(self) -> Load:

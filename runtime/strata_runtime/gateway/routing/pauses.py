@@ -24,19 +24,21 @@ class Arrival:
     event: TokenEvent
 
 
+KEPT = 8  # who controls may not have read the one before when the next is told
+
+
 class Pauses:
-    """`told`: of the newest epoch whose change is over, None before the first."""
+    """`told`: of the last epochs whose changes are over, oldest first."""
 
     def __init__(self) -> None:
-        self.told: EpochChange | None = None
+        self.told: tuple[EpochChange, ...] = ()
         self._waiting: dict[str, float | None] = {}  # held requests -> when their clients got the token before
         self._account = EpochChange(0)
-        self._is_changing = False
+        self._epochs: list[int] = []  # that began since the last account was closed
 
     def start_epoch(self, epoch: int) -> None:
-        """Those who wait already wait for this one."""
-        self._account = msgspec.structs.replace(self._account, epoch=epoch)
-        self._is_changing = True
+        """Those who wait already wait for this one. One that comes before the last change is over prolongs that: the account stays that of the first."""
+        self._epochs.append(epoch)
 
     def hold(self, request_id: str, last_at: float | None) -> None:
         """No leader has it. `last_at`: when its client got a token last; None: it has none yet."""
@@ -67,12 +69,15 @@ class Pauses:
 
     def settle(self, *, are_leaders_there: bool) -> bool:
         """Close the account if nobody waits. Returns whether there is news: those who came back to the leader they had are of no epoch's change."""
-        if self._waiting or (self._is_changing and not are_leaders_there):
+        if self._waiting or (self._epochs and not are_leaders_there):
             return False
         account, self._account = self._account, EpochChange(0)
-        if not self._is_changing:
+        epochs, self._epochs = self._epochs, []
+        if not epochs:
             return False
-        self.told, self._is_changing = account, False
+        first, *others = epochs
+        over = (msgspec.structs.replace(account, epoch=first), *(EpochChange(epoch) for epoch in others))
+        self.told = (*self.told, *over)[-KEPT:]
         return True
 
     def _add(self, **counts: int) -> None:
