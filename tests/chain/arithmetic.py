@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from msgspec import structs
 
+from strata_planner.contract.formats import BITS_OF_FORMAT
 from strata_planner.contract.frames import FrameHeader, Free, Open, SampledToken, Sampling, StepResult, Submit, Survey
 from strata_planner.contract.plan import NO_SPECULATION, Speculation
 from strata_planner.contract.roles import Role
@@ -84,6 +85,7 @@ class Stage:
     num_kv_heads: int = 1
     head_dim: int = DIGEST
     latent: bool = False
+    rank: int = 0
     dtype: torch.dtype = torch.uint8
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
@@ -120,7 +122,6 @@ class Executor:
         self._cache = cache
         self._next_step = 0
         self._sampling: dict[int, Sampling] = {}
-        self._bits = dict(zip(range(role.layers[0], role.layers[1] + 1), role.bits, strict=True))
         self._rows = {number: pool.storage[0].numpy()[:, 0] for number, pool in cache.pools.items()}  # [2, places, 8]
 
     def run(
@@ -145,6 +146,7 @@ class Executor:
         if self.fails:
             reason, self.fails = self.fails, ""
             raise RuntimeError(reason)
+        self._check_weights()
         self._holdings.run_with(header.weights)
         states = self._states(header, inputs)
         weights = self._holdings.weights
@@ -153,6 +155,12 @@ class Executor:
             return Passed(structs.replace(header, weights=weights, seconds=0.01), rows)
         tokens = self._samples(header, states)
         return Answered(StepResult(header.replica, header.epoch, header.step, tokens, weights, 0.01))
+
+    def _check_weights(self) -> None:
+        """Nobody has moved them under its hands."""
+        has = tuple(each.format for _, each in sorted(self.model.held.items()))
+        if has != self.role.format:
+            here.get().broken.append(f"{here.get().name} computes with {has} where its role says {self.role.format}")
 
     @property
     def moved(self) -> tuple[int, int]:
@@ -210,7 +218,7 @@ class Executor:
         state, through = came[:DIGEST], came[DIGEST:]
         for number in layers:
             keys, weights = self._rows[number]
-            through = weighed(through, number, self._bits[number])
+            through = weighed(through, number, BITS_OF_FORMAT[self.model.held[number].format])
             if (weights[places[:-1]] != np.frombuffer(through, np.uint8)).any():
                 here.get().broken.append(
                     f"{here.get().name}: layer {number} reads what other weights have computed, or nobody has"

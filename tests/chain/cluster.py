@@ -1,6 +1,6 @@
 """The operator's model of a cluster with real processes in its pods, and a planner that deals its nodes to replicas of two stages."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import msgspec
 
@@ -9,6 +9,7 @@ from strata_operator.api import LLMDeployment, deployment_from_object
 from strata_planner.contract.control import GatewayRequest, GatewayStatus, OrderRequest, SlotRequest, SlotStatus
 from strata_planner.contract.plan import DeviceRef, MicroBatch, Plan, Replica, StandingOrder
 from strata_planner.replan.repair import RepairNote
+from strata_runtime.loading.precision_switch import FORMAT_OF_BITS
 from tests.chain.arithmetic import DIGEST, LAYERS
 from tests.chain.gateway_process import GatewayProcess
 from tests.chain.slot_process import LAYER_BYTES, SlotProcess
@@ -19,6 +20,7 @@ from tests.operator.virtual_operator import Planned, PretendedPlanner
 
 NAME = "chat"
 PAGES, PAGE_TOKENS = 32, 4
+LEAST_BITS = 4
 POOL_BYTES = 2 * DIGEST * PAGES * PAGE_TOKENS  # of a layer, for keys and values
 TIGHT_BYTES = (
     2 * (LAYER_BYTES + POOL_BYTES) + 1_000
@@ -147,7 +149,9 @@ class Chain(Kubernetes):
 
 class ChainPlanner(PretendedPlanner):
     _cluster: Chain
-    """Pairs of nodes, a replica each. A repair leaves what is whole, and gives a lost stage's layers to its neighbour."""
+    """Pairs of nodes, a replica each. A repair leaves what is whole, and gives a lost stage's layers to its neighbour, which has all of them at half the bits
+    then.
+    """
 
     async def answer(self, question: Question) -> Answer:
         nodes = [node.name for node in question.cluster.nodes]
@@ -158,15 +162,14 @@ class ChainPlanner(PretendedPlanner):
         pairs = [tuple(nodes[at : at + 2]) for at in range(0, len(nodes), 2)]
         if question.repair and question.running is not None:
             had = [[stage.node for stage in replica.stages] for replica in question.running.replicas]
-            left = [tuple(node for node in each if node in nodes) for each in had]
-            if pairs_left := [each for each in left if each]:
+            left = [(tuple(node for node in each if node in nodes), len(each)) for each in had]
+            if left := [(each, before) for each, before in left if each]:
                 note = RepairNote("neighbours", 1, 2, 1 << 20, 0.5, 3.5)
-                return Answer(self._plan_of(deployment, pairs_left), repair=note)
+                hurt = {number for number, (each, before) in enumerate(left) if len(each) < before}
+                plan = plan_of(deployment, [each for each, _ in left], self._cluster.usable_bytes, hurt)
+                return Answer(plan, repair=note)
         gain = None if question.running is None else self.gain
         return Answer(with_orders(deployment, pairs, self._cluster.usable_bytes), gain=gain)
-
-    def _plan_of(self, deployment: LLMDeployment, pairs: list[tuple[str, ...]]) -> Plan:
-        return plan_of(deployment, pairs, self._cluster.usable_bytes)
 
 
 def with_orders(deployment: LLMDeployment, pairs: list[tuple[str, ...]], usable_bytes: int) -> Plan:
@@ -185,11 +188,13 @@ def with_orders(deployment: LLMDeployment, pairs: list[tuple[str, ...]], usable_
     return msgspec.structs.replace(plan, orders=tuple(orders))
 
 
-def plan_of(deployment: LLMDeployment, pairs: list[tuple[str, ...]], usable_bytes: int) -> Plan:
-    """`usable_bytes`: of each device."""
+def plan_of(
+    deployment: LLMDeployment, pairs: list[tuple[str, ...]], usable_bytes: int, hurt: Collection[int] = ()
+) -> Plan:
+    """`usable_bytes`: of each device. `hurt`: replicas that have half the bits."""
     replicas = []
-    bits = deployment.spec.precision.allowed[0]
     for number, nodes in enumerate(pairs):
+        bits = max(LEAST_BITS, deployment.spec.precision.allowed[0] // (2 if number in hurt else 1))
         plan = a_plan(*(f"{deployment.name}-{node}" for node in nodes), layers=LAYERS, bits=bits)
         (replica,) = plan.replicas
         stages = []
@@ -198,7 +203,8 @@ def plan_of(deployment: LLMDeployment, pairs: list[tuple[str, ...]], usable_byte
             pool = POOL_BYTES * len(stage.bits)
             memory = msgspec.structs.replace(stage.memory, weights_bytes=weights, kv_bytes=pool, overhead_bytes=0, total_bytes=weights + pool)  # fmt: skip
             devices = tuple(DeviceRef("Tesla-T4", index, usable_bytes) for index in range(2))
-            stages.append(msgspec.structs.replace(stage, node=node, devices=devices, memory=memory))
+            formats = (FORMAT_OF_BITS[bits],) * len(stage.bits)  # planes, which are moved in place
+            stages.append(msgspec.structs.replace(stage, node=node, devices=devices, memory=memory, format=formats))
         batch = MicroBatch(prefill=2, decode=4, max_step_tokens=16)
         replicas.append(Replica(number, tuple(stages), batch, concurrency=4))
     log = deployment.spec.runtime.boundary_log

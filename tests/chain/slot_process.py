@@ -1,12 +1,12 @@
 """A real slot as one process of the checker: its own control loop, workers and sockets, on virtual ZeroMQ and by virtual time.
 
 Real are `Slot`, `Loading`, `Fetch`, `Giver`, `RunningEpoch`, `RunningRole`, `LeaderWorker`, `Follower`, the engine, caches and all messages. Modelled are the
-arithmetic, what is read from disks (`load_stage`) and threads: those beside the workers are played one at a time (`virtual_threads`); each role's worker has its turns
+arithmetic, what is read from disks (`load_stage`, `Moved`) and threads: those beside the workers are played one at a time (`virtual_threads`); each role's worker has its turns
 on the event loop, and is busy for as long as its steps take.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextvars import Context, ContextVar, copy_context
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,13 @@ import torch
 from torch import nn
 
 from strata_planner.contract.control import STEP_TIMEOUT_SECONDS, SlotRequest, SlotStatus
+from strata_planner.contract.formats import BITS_OF_FORMAT, FormatName
 from strata_planner.contract.roles import Role
 from strata_runtime.errors import InputError
 from strata_runtime.loading.layer_store import HeldLayer, Origin
+from strata_runtime.loading.linear_source import ANY_FORMATS
 from strata_runtime.loading.load import LoadOptions
+from strata_runtime.loading.precision_switch import FORMAT_OF_BITS, Growth
 from strata_runtime.model.kv.pool import LayerPool
 from strata_runtime.slot.epoch import LoadedRole
 from strata_runtime.slot.leader import LeaderWorker
@@ -33,7 +36,9 @@ from tests.chain.virtual_threads import sleep
 STEP_SECONDS = 0.05  # an answer takes some seconds: most of what goes wrong meets some
 LAYER_SECONDS = 0.05  # to load
 LOOK_SECONDS = 0.25
-LAYER_BYTES = 20_000  # of 16 bits
+PLANE_BYTES = 1_250
+LAYER_BYTES = 16 * PLANE_BYTES  # of 16 bits
+_MOVABLE = {*ANY_FORMATS, "dense"}
 
 
 class Rings:
@@ -61,11 +66,25 @@ class Wakeup:
 
 
 class Weights(nn.Module):
-    """A layer's, of so many bytes."""
+    """A layer's, plane by plane: what is made of fewer bits of it has the first of them."""
 
-    def __init__(self, bits: int) -> None:
+    def __init__(self, planes: Iterable[torch.Tensor]) -> None:
         super().__init__()
-        self.register_buffer("all", torch.empty(LAYER_BYTES * bits // 16, dtype=torch.uint8))
+        self.planes = tuple(planes)
+
+
+def with_planes(layer: HeldLayer | None, name: FormatName) -> tuple[Weights, int]:
+    """What a layer in that format is made of, and how many planes of it are to be read."""
+    bits = BITS_OF_FORMAT[name]
+    kept = planes_of(layer)[:bits] if layer is not None and {layer.format, name} <= ANY_FORMATS else ()
+    read = bits - len(kept)
+    return Weights((*kept, *(torch.empty(PLANE_BYTES, dtype=torch.uint8) for _ in range(read)))), read
+
+
+def planes_of(layer: HeldLayer) -> tuple[torch.Tensor, ...]:
+    weights = layer.module
+    assert isinstance(weights, Weights)
+    return weights.planes
 
 
 def resolved(_: str, step: Callable[[], None]) -> Path:
@@ -77,28 +96,70 @@ def resolved(_: str, step: Callable[[], None]) -> Path:
 def load_stage(
     role: Role, _: Path, stored: Callable[[int, int], None], _device: torch.device, options: LoadOptions
 ) -> Stage:
-    """As the real one, layer after layer. What is there already is shared and takes no time. Raises InputError where the process refuses."""
+    """As the real one, layer after layer, those that get fewer bits first. What is there already is shared and takes no time. Raises InputError where
+    the process refuses.
+    """
     process = SlotProcess.current()
-    assert options.store is not None
+    store = options.store
+    assert store is not None
     process.reads_on()
     origin = Origin(role.model_uri, "", role.compute_type, "cpu")
+    formats = dict(zip(range(role.layers[0], role.layers[1] + 1), role.format, strict=True))
+    before = {number: store.layer(origin, number, name) for number, name in formats.items()}
+
+    def growth(number: int) -> int:
+        layer = before[number]
+        return BITS_OF_FORMAT[formats[number]] - (BITS_OF_FORMAT[layer.format] if layer else 0)
+
     held: dict[int, HeldLayer] = {}
-    for place, number in enumerate(range(role.layers[0], role.layers[1] + 1)):
-        name = role.format[place]
-        layer = options.store.layer(origin, number, name)
+    for place, number in enumerate(sorted(formats, key=growth)):
+        name, layer = formats[number], before.pop(number)
         if layer is None or layer.format != name:
-            layer = HeldLayer(origin, number, name, None, Weights(role.bits[place]))  # type: ignore[arg-type]
-            options.store.put(layer)
+            weights, read = with_planes(layer, name)
+            if layer is not None:
+                store.drop(layer)
+            layer = HeldLayer(origin, number, name, None, weights)  # type: ignore[arg-type]
+            store.put(layer)
             process.check_memory(layer)
-            process.reads_on()
+            if read:
+                process.reads_on()
         held[number] = layer
-        stored(place + 1, role.layers[1] - role.layers[0] + 1)
+        stored(place + 1, len(formats))
     return Stage(held)
 
 
-def cannot_move(*_: object) -> None:
-    """In place of planes that are moved in place: everything is loaded anew."""
-    raise InputError("layers of the checker do not move")
+def check_change(model: Stage, layer: int, bits: int) -> None:
+    """Before planes are moved in place. Raises InputError for a layer that has none."""
+    if model.held[layer].format not in _MOVABLE or bits not in FORMAT_OF_BITS:
+        raise InputError(
+            f"layer {layer} is stored in {model.held[layer].format}, from which no {bits} bits can be made"
+        )
+
+
+def growth_of(model: Stage, layer: int, bits: int) -> Growth:
+    held = model.held[layer]
+    weights, _ = with_planes(held, FORMAT_OF_BITS[bits])
+    before, after = set(planes_of(held)), set(weights.planes)
+    return Growth(PLANE_BYTES * len(after - before), PLANE_BYTES * len(before - after))
+
+
+class Moved:
+    """A layer's planes, read and not yet in place."""
+
+    def __init__(self, model: Stage, layer: int, bits: int) -> None:
+        self.model, self.layer, self.bits = model, layer, bits
+        self.growth = growth_of(model, layer, bits)
+        self._weights, read = with_planes(model.held[layer], FORMAT_OF_BITS[bits])
+        process = SlotProcess.current()
+        process.check_memory(HeldLayer(model.held[layer].origin, layer, FORMAT_OF_BITS[bits], None, self._weights))  # type: ignore[arg-type]
+        if read:
+            process.reads_on()
+
+    def apply(self) -> None:
+        held = self.model.held[self.layer]
+        held.module, held.format = self._weights, FORMAT_OF_BITS[self.bits]
+
+    def release(self) -> None: ...
 
 
 class Served:
@@ -279,12 +340,8 @@ class SlotProcess:
 
     def check_memory(self, *layers: HeldLayer) -> None:
         """What it holds, with layers that have just been read, against what its devices have."""
-        weights, pools = set(layers), set()
-        for layer in self._layers():
-            weights.add(layer)
-        for pool in self._pools():
-            pools.add(pool)
-        held = sum(each.module.all.nbytes for each in weights) + sum(each.bytes for each in pools)  # type: ignore[union-attr]
+        planes = {plane for layer in (*layers, *self._layers()) for plane in planes_of(layer)}
+        held = sum(each.nbytes for each in planes) + sum(each.bytes for each in set(self._pools()))
         if held > self.usable:
             self.broken.append(f"{self.name} holds {held} bytes of {self.usable}")
 

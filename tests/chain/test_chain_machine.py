@@ -162,7 +162,7 @@ class ChainMachine(RuleBasedStateMachine):
         failing: set[str] = getattr(self.world.cluster.faults, what)
         failing.add(node) if wrong else failing.discard(node)
 
-    @rule(bits=st.sampled_from([8, 16]))
+    @rule(bits=st.sampled_from([4, 8, 16]))
     def the_spec_is_edited(self, bits: int) -> None:
         self.world.cluster.edit("chat", precision={"allowed": [bits]})
 

@@ -16,7 +16,7 @@ from strata_runtime.gateway.keeping import birth, twins
 from strata_runtime.gateway.routing import dispatcher, generation, leader_link
 from strata_runtime.gateway.settings import Peer
 from strata_runtime.gateway.standing import carrying
-from strata_runtime.slot import epoch, finishing, gathering, giver, leader, ordered, prepare, reception, slot
+from strata_runtime.slot import epoch, finishing, gathering, giver, leader, ordered, prepare, reception, slot, switching
 from strata_runtime.slot.gathering import Fetch
 from strata_runtime.stage import handover
 from strata_runtime.wire import transport
@@ -88,7 +88,8 @@ class ChainWorld:
         for module in (slot, giver):
             self._put(module, Wakeup=slot_process.Wakeup)
         self._put(prepare, load_stage=slot_process.load_stage, resolve_model=slot_process.resolved)
-        self._put(prepare, moves_within=slot_process.cannot_move)
+        self._put(prepare, read_change=slot_process.Moved)
+        self._put(switching, check_change=slot_process.check_change, growth_of=slot_process.growth_of)
         self._put(handover, PART_BYTES=2 * POOL_BYTES // PAGES)  # two pages of a layer in a message
         self._put(slot, private_bytes=lambda: 0)
         self._put(epoch, StageExecutor=Executor, serve=_served)

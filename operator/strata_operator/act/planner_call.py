@@ -108,7 +108,7 @@ def _plan(question: Question) -> Answer:
     if question.only_repair:
         return Answer(None, "NoRepair", "the slots that are left cannot take over")
     if question.hurried and question.running is None:
-        return Answer(make_plan(request, quick=True).plan)
+        return Answer(make_plan(request, quick=True, proven=False).plan)
     answer = _best(request, question, deployment.spec.replanning.min_gain)
     return msgspec.structs.replace(answer, plan=_readied(request, answer.plan, deployment)) if answer.plan else answer
 

@@ -62,10 +62,16 @@ class PlanOutcome:
 
 
 def make_plan(
-    request: PlanRequest, hints: Sequence[Plan] = (), *, quick: bool = False, watch: Watch = unwatched
+    request: PlanRequest,
+    hints: Sequence[Plan] = (),
+    *,
+    quick: bool = False,
+    proven: bool = True,
+    watch: Watch = unwatched,
 ) -> PlanOutcome:
     """The best plan by the request's metric that is found; `hints`: plans whose grouping of devices is tried too, a running one say.
-    `quick`: after one short search that proves little, for plans that are only compared. `watch` is told how far it is.
+    `quick`: after one short search that proves little, for plans that are only compared. Not `proven`: layers and bits of each replica are the best that
+    were found, at a quarter less work. `watch` is told how far it is.
 
     Raises InputError for a wrong request and InfeasibleError, with reasons, where nothing fits.
     """
@@ -73,14 +79,14 @@ def make_plan(
     request = replace(request, cluster=canonical(request.cluster))
     if request.solver in ONE_PIPELINE:
         return _pipeline(replace(request, time_limit_seconds=_limit(request, quick=quick)), watch)
-    return _outcome(request, _searched(request, hints, best_of_all(watch), quick=quick))
+    return _outcome(request, _searched(request, hints, best_of_all(watch), quick=quick, proven=proven), proven=proven)
 
 
 def _limit(request: PlanRequest, *, quick: bool) -> float:
     return min(_QUICK_SECONDS, request.time_limit_seconds) if quick else request.time_limit_seconds
 
 
-def _searched(request: PlanRequest, hints: Sequence[Plan], watch: Watch, *, quick: bool) -> Layout:
+def _searched(request: PlanRequest, hints: Sequence[Plan], watch: Watch, *, quick: bool, proven: bool) -> Layout:
     """Replicas; and beside them, where the devices are few, the pipeline that is proven to be the least by LLM-PQ's objective. Cut by the clock if any
     part of it was.
     """
@@ -91,7 +97,7 @@ def _searched(request: PlanRequest, hints: Sequence[Plan], watch: Watch, *, quic
     starts = [start for plan in hints if (start := _start(pool, plan))]
     asked = narrowings(request)
     seconds = _limit(request, quick=quick) / len(asked)
-    wish = Wish(seconds=seconds, thorough=not quick, stall=_QUICK_STALL if quick else None)
+    wish = Wish(seconds=seconds, thorough=not quick, stall=_QUICK_STALL if quick else None, proves=proven)
     wishes = [
         replace(wish, watch=part_of(watch, place, len(asked)), thorough=not (quick or place))
         for place in range(len(asked))
@@ -201,7 +207,7 @@ def _replica(search: Search, found: Found) -> SolvedReplica:
     return SolvedReplica(asked, found, predict(search.pricer, found))
 
 
-def _outcome(request: PlanRequest, found: Layout) -> PlanOutcome:
+def _outcome(request: PlanRequest, found: Layout, *, proven: bool) -> PlanOutcome:
     stats = SearchStats(
         orders=found.stats.evaluations,
         candidates=found.stats.mutations,
@@ -215,9 +221,12 @@ def _outcome(request: PlanRequest, found: Layout) -> PlanOutcome:
     ended = _ended(stats, found.stats.cut_after_seconds)
     plan = msgspec.structs.replace(with_objective(request, plan), search=ended)
     notes = [*_notes(request, plan), *of_strategies]
-    notes.append(
-        "layers and bits are proven for each replica's devices; which devices form one is searched, not proven"
+    which = (
+        "are proven for each replica's devices; which devices form one is"
+        if proven
+        else "and which devices form a replica are"
     )
+    notes.append(f"layers and bits {which} searched, not proven")
     if ended.was_cut:
         notes.append(ended.warning)
     if found.idle:

@@ -72,7 +72,7 @@ class Layout:
 class Wish:
     """How to search: for how long, with which seed of all chance, and what for where that is not the request's own objective. `stall`:
     mutations without a better layout that end it; None: by the number of devices. `work`: of estimating pipelines, by their own count, that
-    ends it too. Not `thorough`: one population, of which few are solved.
+    ends it too. Not `thorough`: one population, of which few are solved. Not `proves`: layers and bits are as they were found.
     """
 
     goal: Goal | None = None
@@ -81,6 +81,7 @@ class Wish:
     stall: int | None = None
     work: float = _MOST_WORK
     thorough: bool = True
+    proves: bool = True
     watch: Watch = unwatched
 
 
@@ -188,7 +189,7 @@ def _finished(
                 genetic.was_cut = True
         if genetic.was_cut:
             break
-    return solver.best(started + wish.seconds, _PROVEN_IN_THE_END if wish.thorough else 1)
+    return solver.best(started + wish.seconds, _PROVEN_IN_THE_END if wish.thorough else 1, proves=wish.proves)
 
 
 def _solved(
@@ -201,7 +202,7 @@ def _solved(
 ) -> Layout:
     solver = _Solver(request, wish.goal or goal_of(request), genetic, kept, started)
     solver.offer(genome)
-    return solver.best(started + wish.seconds, 1)
+    return solver.best(started + wish.seconds, 1, proves=wish.proves)
 
 
 def value_of(request: PlanRequest, replicas: Sequence[SolvedReplica]) -> float:
@@ -251,12 +252,12 @@ class _Solver:
         found = [*self._found, _Found(value, judged.score, tuple(dealt))]
         self._found = sorted(found, key=lambda each: -each.value)[:_PROVEN_IN_THE_END]
 
-    def best(self, latest: float, proven: int) -> Layout:
-        """With the splits of the best `proven` layouts proven as far as there is time. Raises InfeasibleError where no offered layout holds the model."""
+    def best(self, latest: float, count: int, *, proves: bool) -> Layout:
+        """Of the `count` best layouts, with their splits proven as far as there is time. Raises InfeasibleError where no offered layout holds the model."""
         if not self._found:
             raise InfeasibleError([f"no part of the cluster holds {self._request.model_uri} with a sequence of its KV"])
-        full = [self._filled(each) for each in self._found[:proven]]
-        exact = [(self._proven(each.dealt, latest), each.score) for each in full]
+        full = [self._filled(each) for each in self._found[:count]]
+        exact = [(self._solved(each.dealt, latest, proves=proves), each.score) for each in full]
         found, score = max(exact, key=lambda each: self._value(*each))
         self._improvements.append((time.monotonic() - self._started, self._value(found, score)))
         used = sum(group.degree for each in found for group in each.order)
@@ -312,8 +313,12 @@ class _Solver:
         known = self._nearly[key]
         return None if known is None else known.on(order)
 
-    def _proven(self, dealt: Sequence[tuple["_Key", SolvedReplica]], latest: float) -> tuple[SolvedReplica, ...]:
+    def _solved(
+        self, dealt: Sequence[tuple["_Key", SolvedReplica]], latest: float, *, proves: bool
+    ) -> tuple[SolvedReplica, ...]:
         """With those that are kept; alike replicas are solved once."""
+        if not proves:
+            return (*self._kept, *(replica for _, replica in dealt))
         for key, replica in dealt:
             if key not in self._exactly:
                 left = max(_LEAST_SECONDS, (latest - time.monotonic()) / len(dealt))
