@@ -1,6 +1,7 @@
 """Plans of random mixed fleets against the best that any method finds, and against their own alternatives.
 
-`python -m benchmarks.fleets [--json FILE] [--fleets 100] [--seconds 30] [--jobs 1] [--only NUMBER]`. Costs are rooflines over datasheets with the
+`python -m benchmarks.fleets [--json FILE] [--fleets 100] [--seconds 30] [--jobs 1] [--only NUMBER]`. First comes the fleet of
+`examples/clusters/mixed-17.yaml` (`--only -1` for it alone), which has rows of its own. Costs are rooflines over datasheets with the
 catalogue's efficiencies; every rate is **predicted**. The best known of a fleet is the best of all that is planned here: longer searches
 from several seeds for `--seconds`, the solvers `layout`, `pipeline` and, of few devices, `exact`, alternatives, and the fleet under other names. Beside it each plan's
 prediction is held against the simulator's closed loop, replica by replica, with the requests in flight that it was planned for.
@@ -23,6 +24,7 @@ from rich.progress import track
 from rich.table import Table
 
 from benchmarks.rows import Row, run
+from strata_operator.commands.inputs import read_question
 from strata_planner.answer.alternatives import with_alternatives
 from strata_planner.contract.plan import Plan
 from strata_planner.costs.latency import Latencies
@@ -37,7 +39,9 @@ from strata_planner.search.planning import make_plan
 from strata_planner.simulate import fleet, of_clients, simulate
 
 SEED = 12
-MODELS = Path(__file__).parent.parent / "examples" / "models"
+EXAMPLES = Path(__file__).parent.parent / "examples"
+MODELS = EXAMPLES / "models"
+THE_FLEET = -1
 # Which models people put on how many GiB, by the memory of the whole fleet.
 SIZES = {
     "llama-3.1-8b": 12, "llama-2-13b": 20, "opt-30b": 40, "llama-3.1-70b": 60, "opt-66b": 60, "bloom-176b": 150,
@@ -76,6 +80,14 @@ class Fleet:
             f"{self.number}: {self.model}, {self.load} x {asked.workload.concurrency}, {asked.objective.goal}, "
             f"{'/'.join(map(str, asked.allowed_bits))} bits: {nodes}"
         )
+
+
+def the_fleet() -> Fleet:
+    """What people have: `examples/llama-3.1-70b-mixed.yaml`, a pool of four types."""
+    question = read_question(
+        EXAMPLES / "llama-3.1-70b-mixed.yaml", EXAMPLES / "clusters/mixed-17.yaml", measure=False, shapes_only=True
+    )
+    return Fleet(THE_FLEET, "llama-3.1-70b", "2048 + 256", question.request)
 
 
 def fleets(count: int) -> Iterator[Fleet]:
@@ -247,12 +259,34 @@ def _long(request: PlanRequest, seconds: float) -> float:
 
 
 def measure(count: int, seconds: float, only: int | None, jobs: int) -> list[Row]:
-    chosen = [fleet for fleet in fleets(count) if only is None or fleet.number == only]
+    chosen = [fleet for fleet in (the_fleet(), *fleets(count)) if only is None or fleet.number == only]
     with ProcessPoolExecutor(jobs) as pool:
         judging = pool.map(judge, chosen, [seconds] * len(chosen))
         found = list(track(judging, "fleets", len(chosen), console=Console(stderr=True)))
-    judged = [each for each in found if each is not None]
-    _show(sorted(judged, key=lambda each: -each.gap)[:20])
+    known = [each for each in found if each is not None]
+    own = [row for each in known if each.fleet.number == THE_FLEET for row in _rows_of_the_fleet(each)]
+    judged = [each for each in known if each.fleet.number != THE_FLEET]
+    _show(sorted(known, key=lambda each: -each.gap)[:20])
+    return own + (_rows(judged) if judged else [])
+
+
+def _rows_of_the_fleet(judged: Judged) -> list[Row]:
+    asked, plan = judged.fleet.request, judged.plan
+    told = "tokens/s" if asked.objective.goal == "throughput" else asked.objective.goal
+    return [
+        Row("the_fleet", judged.value, told, "best known", judged.best),
+        Row("the_fleet_gap", judged.gap, "of the best known", goal=0.01, lower_is_better=True),
+        Row("the_fleet_seconds", judged.seconds, "s for the plan", goal=5.0, lower_is_better=True),
+        Row("the_fleet_first", judged.first, "s to a plan within 10 %", goal=2.0, lower_is_better=True),
+        Row(
+            "the_fleet_beaten", len(judged.beaten_by), "times that another way was better", goal=0, lower_is_better=True
+        ),
+        Row("the_fleet_unused", sum(each.count for each in plan.unused), "devices"),
+        Row("the_fleet_over_simulated", judged.over_simulated, "tokens/s, predicted over simulated"),
+    ]
+
+
+def _rows(judged: Sequence[Judged]) -> list[Row]:
     gaps = [each.gap for each in judged]
     firsts = [each.first for each in judged]
     beaten = [(each, name) for each in judged for name in each.beaten_by]

@@ -81,7 +81,7 @@ def give_back(chat: Deployed, node: str, answers: int) -> None:
     chat.wait(lambda now: now["phase"] == "Ready" and now["stagesReady"] == "2/2", "back on both nodes")
 
 
-def _victims(chat: Deployed) -> list[tuple[int, str]]:
+def victims(chat: Deployed) -> list[tuple[int, str]]:
     """Stages and their nodes, but for the gateway's: its streams would end with it."""
     gateways = {pod["spec"]["nodeName"] for pod in chat.pods("gateway").values()}
     stages = chat.get()["status"]["stages"]
@@ -100,7 +100,7 @@ def measured(losses: int) -> list[Loss]:
     chat.wait_ready()
     found = []
     for number in range(losses):
-        stage, node = _victims(chat)[number % len(_victims(chat))]
+        stage, node = victims(chat)[number % len(victims(chat))]
         loss = lose(chat, stage, node)
         print(loss, flush=True)
         found.append(loss)

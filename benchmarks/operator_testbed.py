@@ -105,6 +105,8 @@ async def fill(size: Size) -> None:
         await filler.all(NODES, (a_node(number, size) for number in range(size.nodes)))
         await filler.all(PODS, (a_pod(number, size) for number in range(size.pods)))
     print(f"{size.nodes} nodes and {size.pods} pods made in {time.monotonic() - began:.0f} s", flush=True)
+    await _until(lambda: not any(node["spec"].get("taints") for node in cluster.get("nodes")["items"]), 5.0)
+    print(f"all nodes may be used after {time.monotonic() - began:.0f} s", flush=True)
 
 
 def _has_account(cluster: Cluster, namespace: str) -> bool:
@@ -112,9 +114,9 @@ def _has_account(cluster: Cluster, namespace: str) -> bool:
     return bool(cluster.get("serviceaccounts", f"--namespace={namespace}")["items"])
 
 
-async def _until(is_so: Callable[[], bool]) -> None:
+async def _until(is_so: Callable[[], bool], every: float = 0.2) -> None:
     while not await asyncio.to_thread(is_so):  # noqa: ASYNC110  nobody tells
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(every)
 
 
 # What is measured.

@@ -126,6 +126,10 @@ LISTED: dict[str, tuple[str, ...]] = {
         "node_loss_seconds",
         *(f"node_loss_{step}" for step in ("noticed", "planned", "prepared", "committed")),
     ),
+    "cluster_faults": (
+        *(f"cluster_{name}_{row}" for name in ("drain", "grow_back") for row in ("pause_ms", "lost", "equal")),
+        *(f"cluster_api_away{mark}_{row}" for mark in ("", "_with_orders") for row in ("next_token", "lost", "equal")),
+    ),
     "kills": ("lost_requests", "doubled_tokens", "survivor_restarts"),
     "hostile": (
         "crashes",

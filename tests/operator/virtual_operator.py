@@ -203,6 +203,7 @@ class PretendedPlanner:
         self.keeps, self.reads = 0.5, 1 << 20  # what a repair gives, and has the busiest slot read
         self.repairs = False  # a loss is repaired by the devices that are left of the plan
         self.gain = 0.5  # of every better plan
+        self.hurries = False  # as if others waited for their first plans
         self.says: Callable[[Plan], Plan] = lambda plan: plan  # what a plan says of itself
         self.plans: list[Planned] = []
         self.on_question: Callable[[Question], None] = lambda _: None
@@ -237,7 +238,12 @@ class PretendedPlanner:
             return Answer(question.running, gain=self.gain)
         plan = plan_of(deployment, question.cluster)
         gain = None if question.running is None else self.gain
-        return Answer(self.says(plan), gain=gain) if plan else Answer(None, "Infeasible", "there are too few nodes")
+        hurried = self.hurries and question.running is None
+        return (
+            Answer(self.says(plan), gain=gain, hurried=hurried)
+            if plan
+            else Answer(None, "Infeasible", "there are too few nodes")
+        )
 
 
 def plan_of(deployment: LLMDeployment, cluster: Cluster) -> Plan | None:

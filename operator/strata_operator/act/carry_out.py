@@ -288,6 +288,7 @@ class Hands:
             noticed=asked.noticed,
             planned=self._clock.now(),
             weighed=kept.weighed if wish.taken_over else None,
+            hurried=answer.hurried,
         )
         await self._create_epoch(view, kept, plan, asked.cluster, cause)
 

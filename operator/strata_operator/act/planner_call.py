@@ -56,6 +56,7 @@ class Answer(Value, frozen=True):
     passing: bool = False
     repair: RepairNote | None = None  # the plan is a repair
     gain: float | None = None  # of the best plan that was found over the running one, as a share
+    hurried: bool = False  # a better one may well be there
 
 
 def answer_to(question: Question) -> Answer:
@@ -108,7 +109,7 @@ def _plan(question: Question) -> Answer:
     if question.only_repair:
         return Answer(None, "NoRepair", "the slots that are left cannot take over")
     if question.hurried and question.running is None:
-        return Answer(make_plan(request, quick=True, proven=False).plan)
+        return Answer(make_plan(request, quick=True, proven=False).plan, hurried=True)
     answer = _best(request, question, deployment.spec.replanning.min_gain)
     return msgspec.structs.replace(answer, plan=_readied(request, answer.plan, deployment)) if answer.plan else answer
 

@@ -148,7 +148,7 @@ def _short_of_memory(view: View, steps: tuple[Step, ...]) -> str:
 
 
 def _better(view: View, again: MakePlan) -> Iterator[MakePlan]:
-    """When the cluster offers something else than the plan was made for, and all is at rest; or while a repair serves."""
+    """When the cluster offers something else than the plan was made for, or it was made in a hurry, and all is at rest; or while a repair serves."""
     newest = view.newest
     if newest is None or not (_is_steady(view) or _is_repaired(view)) or _are_many(view):
         return
@@ -156,7 +156,8 @@ def _better(view: View, again: MakePlan) -> Iterator[MakePlan]:
     unsteady = frozenset(name for name in unsteady if not _has_been_ready(view, name))
     wish = replace(again, reason=BETTER, without=again.without | unsteady, optional=True)
     offered = (view.inventory_digest, without_digest(view, wish.without))
-    if offered == (newest.cause.inventory_digest, newest.cause.without) and not _is_repaired(view):
+    is_as_planned = offered == (newest.cause.inventory_digest, newest.cause.without)
+    if is_as_planned and not newest.cause.hurried and not _is_repaired(view):
         return
     since = newest.at if _is_repaired(view) else None
     looks = (each.at for each in view.failures.values() if each.wish == BETTER)

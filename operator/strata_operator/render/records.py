@@ -36,6 +36,7 @@ GAIN = "strata.dev/gain"
 NOTICED = "strata.dev/noticed"
 PLANNED = "strata.dev/planned"
 WEIGHED = "strata.dev/weighed"
+HURRIED = "strata.dev/hurried"
 SPEC_FILE = "spec.json"
 ORDERED = "StandingOrder"  # of one that was made while no operator was there
 RENEWED = "SlotLost"  # the reason of an epoch whose plan is that of the last one
@@ -69,6 +70,7 @@ class Cause:
     noticed: datetime | None = None  # when the wish for this plan was first seen
     planned: datetime | None = None  # when it was made
     weighed: Weighed | None = None  # of a slot that was lost: what was chosen, restart or takeover
+    hurried: bool = False  # the plan is what a short search has found while others waited
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +137,7 @@ def _told(cause: Cause) -> dict[str, str]:
         NOTICED: exact_stamp(cause.noticed) if cause.noticed else "",
         PLANNED: exact_stamp(cause.planned) if cause.planned else "",
         WEIGHED: to_json(cause.weighed).decode() if cause.weighed else "",
+        HURRIED: "true" if cause.hurried else "",
     }
     return {name: text for name, text in notes.items() if text}
 
@@ -174,6 +177,7 @@ def _read(secret: Object, config_map: Object) -> EpochRecord:
         noticed=moment(notes[NOTICED]) if notes.get(NOTICED) else None,
         planned=moment(notes[PLANNED]) if notes.get(PLANNED) else None,
         weighed=from_json(notes[WEIGHED], Weighed) if notes.get(WEIGHED) else None,
+        hurried=notes.get(HURRIED) == "true",
     )
     spec = _read_spec(config_map["data"].get(SPEC_FILE))
     return EpochRecord(epoch, cluster, cause, moment(meta["creationTimestamp"]), spec)

@@ -3,6 +3,7 @@
 from datetime import timedelta
 
 import pytest
+from msgspec import structs
 
 from strata_operator.observe.kube import PODS
 from strata_operator.render.records import stamp
@@ -82,6 +83,18 @@ def test_a_flapping_node_does_not_make_a_deployment_flap(serving: World) -> None
         serving.passes(40, every=20)
     assert serving.reasons().count("NodeLost") <= 2
     assert serving.status.phase == "Ready"
+
+
+@pytest.mark.parametrize(("gain", "epochs"), [(0.5, 2), (0.01, 1)])
+def test_what_was_planned_in_a_hurry_is_planned_once_more_at_leisure(a_world: AWorld, gain: float, epochs: int) -> None:
+    world = a_world()
+    world.planner.hurries, world.planner.gain = True, gain
+    world.passes(50)
+    world.planner.says = lambda plan: structs.replace(plan, boundary_log_pages=1)
+    world.operator_starts_anew()  # records say it
+    world.passes(900, every=30)
+    assert world.reasons() == ["Created", "BetterPlan"]
+    assert (world.status.phase, world.status.committed_epoch) == ("Ready", epochs)
 
 
 def test_what_is_no_better_is_looked_at_once_and_changes_nothing(serving: World) -> None:

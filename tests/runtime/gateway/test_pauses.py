@@ -135,5 +135,8 @@ async def test_who_is_given_up_meanwhile_is_lost(tokenizer: Tokenizer, leader: F
         async with a_leader(leader.model, epoch=2, key="another key") as successor:
             gateway.dispatcher.set_route(route_to(successor))
             await gateway.until(lambda: len(gateway.dispatcher.status().changes) == 2)
-        assert gateway.dispatcher.status().changes == (EpochChange(1), EpochChange(2))  # that one was of no change: it had ended before
+        assert gateway.dispatcher.status().changes == (
+            EpochChange(1),
+            EpochChange(2),
+        )  # that one was of no change: it had ended before
     await leader.start()

@@ -188,7 +188,10 @@ class Dispatcher:
         self._mark_held(self._journal.start_epoch(route.epoch, going_on.keys(), formed))
         self._pauses.start_epoch(route.epoch)
         log.info(
-            "epoch %d: route to %d leader(s), %d requests under way", route.epoch, len(route.leaders), len(self._journal)
+            "epoch %d: route to %d leader(s), %d requests under way",
+            route.epoch,
+            len(route.leaders),
+            len(self._journal),
         )
         self.changed.set()
 

@@ -1,0 +1,244 @@
+"""What users notice of a drain, of a node that is back, and of a loss without an API server, on the real Kubernetes of the test bed.
+
+`python -m benchmarks.cluster_faults [--json FILE] [--moves 3] [--away 30]`, as root, some eight minutes. One deployment of two stages on two nodes, two gateways' worth of streams one
+behind the other all the time. Pauses are the longest between two tokens: as gateways tell them (`status.replans[].pauseMs`), and as clients saw them. Then a node goes
+with kubelet, pods and network at once, and in the same moment the API server stops for `--away` seconds: without standing orders, and with them. Texts are
+compared with that of a stream that nothing befell.
+"""
+
+import argparse
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+
+from benchmarks.node_loss import KUBERNETES_GRACE, NO_SPARE, PROMPT, give_back, victims
+from benchmarks.rows import Row, run
+from tests.cluster.deployed import Deployed, Status, manifest, stream
+from tests.cluster.operator_release import OperatorRelease
+from tests.cluster.testbed.cluster import Cluster
+from tests.cluster.testbed.processes import Daemon, wait_until
+from tests.cluster.testbed.world import ENVIRONMENT_VARIABLE
+
+TOKENS = 400
+SILENCE_SECONDS = 10
+STREAMS = 2
+
+
+@dataclass
+class Reader:
+    """One client, one stream behind the other until it is told to end. `gaps`: seconds between tokens, with the moment of the later one."""
+
+    chat: Deployed
+    ends: threading.Event = field(default_factory=threading.Event)
+    gaps: list[tuple[float, float]] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+
+    def run(self) -> None:
+        while not self.ends.is_set():
+            try:
+                self.texts.append("".join(self._pieces()))
+            except Exception as error:  # noqa: BLE001  a lost request is what is counted
+                self.failed.append(repr(error))
+
+    def _pieces(self) -> Iterator[str]:
+        with self.chat.client() as client:
+            heard = None
+            for piece in stream(client, self.chat.name, PROMPT, TOKENS):
+                now = time.monotonic()
+                if heard is not None:
+                    self.gaps.append((now, now - heard))
+                heard = now
+                yield piece
+
+
+@contextmanager
+def reading(chat: Deployed) -> Iterator[list[Reader]]:
+    readers = [Reader(chat) for _ in range(STREAMS)]
+    threads = [threading.Thread(target=reader.run) for reader in readers]
+    for thread in threads:
+        thread.start()
+    try:
+        yield readers
+    finally:
+        for reader in readers:
+            reader.ends.set()
+        for thread in threads:
+            thread.join()
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Of one change: milliseconds as gateways tell and as clients saw, beside their usual wait; seconds from what happened to the next token after the pause."""
+
+    name: str
+    told_ms: float | None
+    seen_ms: float
+    usual_ms: float
+    next_token: float
+    held: int
+    lost: int
+    equal: bool
+
+    def __str__(self) -> str:
+        told = "nothing" if self.told_ms is None else f"{self.told_ms:.0f} ms"
+        return (
+            f"{self.name}: pause {told} as told, {self.seen_ms:.0f} ms as seen (usual {self.usual_ms:.0f}), next token after {self.next_token:.2f} s, "
+            f"{self.held} held, {self.lost} lost, {'text equal' if self.equal else 'TEXTS PARTED'}"
+        )
+
+
+def changed(chat: Deployed, name: str, reasons: set[str], happens: Callable[[], object], expected: str) -> Seen:
+    """Under streams, until a plan for one of these reasons serves and gateways have told what it cost."""
+    before = chat.get()["status"]["committedEpoch"]
+
+    def over(now: Status) -> bool:
+        told = [each for each in now.get("replans", ()) if each["epoch"] > before and each["reason"] in reasons]
+        return now["phase"] == "Ready" and any("requestsHeld" in each for each in told)
+
+    with reading(chat) as readers:
+        wait_until(lambda: all(len(reader.gaps) > 50 for reader in readers), "streams", 60)
+        began = time.monotonic()
+        happens()
+        status = chat.wait(over, f"{name}: told of", 240)
+    replan = next(each for each in reversed(status["replans"]) if each["reason"] in reasons)
+    return _seen(name, readers, began, expected, replan)
+
+
+def _seen(name: str, readers: Sequence[Reader], began: float, expected: str, replan: Status) -> Seen:
+    gaps = [gap for reader in readers for gap in reader.gaps]
+    usual = statistics.median(seconds for _, seconds in gaps)
+    at, longest = max((gap for gap in gaps if gap[0] >= began), key=lambda gap: gap[1])
+    return Seen(
+        name,
+        replan.get("pauseMs"),
+        1e3 * longest,
+        1e3 * usual,
+        at - began,
+        replan.get("requestsHeld", 0),
+        replan.get("requestsLost", 0) + sum(len(reader.failed) for reader in readers),
+        all(text == expected for reader in readers for text in reader.texts),
+    )
+
+
+def grow_back(chat: Deployed, node: str, answers: int) -> None:
+    """By an edit: what a device more gives so small a model is less than `minGain`."""
+    chat.cluster.kubectl("uncordon", node)
+    chat.apply(workload={"promptTokens": 64, "outputTokens": answers, "concurrency": 8})
+
+
+def without_api(chat: Deployed, name: str, node: str, seconds: float, expected: str) -> Seen:
+    """A node is lost, and in the same moment the API server stops for so long."""
+    pid = Daemon("kube-apiserver", chat.cluster.directory).pid
+    assert pid is not None
+    back = threading.Timer(seconds, os.kill, (pid, signal.SIGCONT))
+
+    def happens() -> None:
+        os.kill(pid, signal.SIGSTOP)
+        back.start()
+        chat.cluster.kill_node(node)
+        back.join()
+
+    return changed(chat, name, {"NodeLost", "StandingOrder"}, happens, expected)
+
+
+def measured(moves: int, away: float) -> list[Seen]:
+    """In a world that is up."""
+    cluster = Cluster.current()
+    operator = OperatorRelease(cluster)
+    operator.add_node()
+    operator.install()
+    cluster.kubectl("create", "namespace", "faults")
+    chat = Deployed(cluster, operator, manifest("chat", "faults", placement=NO_SPARE))
+    chat.apply()
+    chat.wait_ready()
+    with chat.client() as client:
+        expected = "".join(stream(client, chat.name, PROMPT, TOKENS))
+    seen: list[Seen] = []
+
+    def note(found: Seen) -> None:
+        print(found, flush=True)
+        seen.append(found)
+
+    for number in range(moves):
+        _, node = victims(chat)[0]
+        drain = ("drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--force", "--timeout=120s")
+        note(changed(chat, "drain", {"Drain"}, partial(cluster.kubectl, *drain), expected))
+        note(changed(chat, "grow_back", {"SpecChanged"}, partial(grow_back, chat, node, 32 + number), expected))
+    for number, orders in enumerate((False, True)):
+        if orders:
+            chat.apply(replanning={"takeover": {"standingOrders": {"silenceSeconds": SILENCE_SECONDS}}})
+            wait_until(
+                lambda: "standing orders" in "".join(chat.logs(pod) for pod in chat.pods("gateway")), "orders", 120
+            )
+        _, node = victims(chat)[0]
+        note(without_api(chat, f"api_away{'_with_orders' * orders}", node, away, expected))
+        give_back(chat, node, 65 + number)
+    return seen
+
+
+def rows_of(seen: Sequence[Seen]) -> list[Row]:
+    return [
+        row
+        for name in dict.fromkeys(each.name for each in seen)
+        for row in _rows(name, [each for each in seen if each.name == name])
+    ]
+
+
+def _rows(name: str, seen: Sequence[Seen]) -> list[Row]:
+    """Of so many changes of one kind. The goal is for what the change costs; what clients saw has what else the machine did meanwhile, a new pod's start say."""
+    is_loss = name.startswith("api")
+    told = [each.told_ms for each in seen if each.told_ms is not None]
+    usual = statistics.median(each.usual_ms for each in seen)
+    goal = None if is_loss else 100.0
+    rows = [
+        Row(
+            f"cluster_{name}_pause_ms",
+            statistics.median(told),
+            f"ms as gateways tell it, of {len(seen)}, median",
+            goal=goal,
+            lower_is_better=True,
+        ),
+        Row(f"cluster_{name}_pause_ms_worst", max(told), f"ms, of {len(seen)}"),
+        Row(
+            f"cluster_{name}_seen_ms",
+            statistics.median(each.seen_ms for each in seen),
+            f"ms between two tokens at a client, usually {usual:.0f}",
+        ),
+        Row(f"cluster_{name}_lost", sum(each.lost for each in seen), "requests", goal=0, lower_is_better=True),
+        Row(
+            f"cluster_{name}_equal",
+            min(float(each.equal) for each in seen),
+            "1: all texts are as undisturbed",
+            goal=1.0,
+        ),
+    ]
+    if is_loss:
+        rows.append(
+            Row(f"cluster_{name}_next_token", statistics.median(each.next_token for each in seen), "s from the kill")
+        )
+    return rows
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.cluster_faults", add_help=False)
+    parser.add_argument("--moves", type=int, default=3)
+    parser.add_argument("--away", type=float, default=30.0)
+    chosen, rest = parser.parse_known_args(arguments)
+    if ENVIRONMENT_VARIABLE not in os.environ:
+        again = [sys.executable, "-m", "benchmarks.cluster_faults", *(sys.argv[1:] if arguments is None else arguments)]
+        world = [sys.executable, "-m", "tests.cluster.testbed", "run", KUBERNETES_GRACE]
+        raise SystemExit(subprocess.run([*world, *again], check=False).returncode)
+    run("cluster_faults", lambda: rows_of(measured(chosen.moves, chosen.away)), rest)
+
+
+if __name__ == "__main__":
+    main()
