@@ -109,7 +109,7 @@ class Hands:
         changed = any(await asyncio.gather(*(self._try(each, look, view, kept) for each in told)))
         if not any(isinstance(each.message, Commit) for each in told):
             return changed
-        now = look.view(view.deployment, self._dealing.ledger, kept)
+        now = look.heard(view, kept)
         routes = [each for each in converse(now) if isinstance(each, SendToGateway)]
         return any(await asyncio.gather(*(self._try(each, look, now, kept) for each in routes))) or changed
 

@@ -6,7 +6,7 @@ Starts to listen to the slots of the newest plan; decides nothing.
 import logging
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from strata_operator.act.clock import Clock
@@ -144,6 +144,12 @@ class Look:
         for slot in suspects(view):
             kept.links.doubt(slot)
         return view
+
+    def heard(self, view: View, kept: Kept) -> View:
+        """The same moment's, with what processes have said since."""
+        snapshot, nodes = self.part(view.deployment), self.stock.node_views()
+        key = snapshot.control_key_of(view.deployment) or kept.control_key
+        return replace(view, seen=_observe(view.deployment, view.plan, key, snapshot, nodes, kept.links))
 
     def outdated(self, deployment: LLMDeployment) -> tuple[int, ...]:
         """Epochs behind a committed one that are none: another release's records, and what attempts that ended early have left."""

@@ -191,10 +191,8 @@ def _broken(epoch: Epoch, status: SlotStatus) -> str:
         return ""  # it has not been told to commit yet: what it says is of an older epoch
     if status.failure:
         return f"slot {status.slot} failed: {status.failure}"
-    if status.lost_peers:
-        peer = status.lost_peers[0]
-        return f"slot {status.slot} lost its neighbour {peer.slot}: {peer.reason}"
-    return ""
+    lost = [peer for peer in status.lost_peers if peer.slot in slots_of(epoch.plan)]  # who has left may end as it likes
+    return f"slot {status.slot} lost its neighbour {lost[0].slot}: {lost[0].reason}" if lost else ""
 
 
 def highest_epoch(ledger: Ledger, seen: Observed) -> int:

@@ -178,8 +178,11 @@ def _is_repaired(view: View) -> bool:
 
 
 def _is_steady(view: View) -> bool:
-    ready = _ready_since(view)
-    return ready is not None and view.newest is not None and view.now - max(view.newest.at, ready) >= STEADY
+    """Nor is one of its nodes away, and may be lost."""
+    ready, nodes = _ready_since(view), (view.nodes.get(stage.node) for stage in view.stages())
+    if ready is None or view.newest is None or any(node is None or node.away_since for node in nodes):
+        return False
+    return view.now - max(view.newest.at, ready) >= STEADY
 
 
 def _ready_since(view: View) -> datetime | None:

@@ -135,3 +135,31 @@ def test_who_may_not_act_is_not_heard_and_goes_on_as_one_that_has_just_started(a
         served.committed_epoch,
         ["Created"],
     )
+
+
+def test_a_switch_that_status_cannot_record_is_gone_on_from(a_world: AWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was to be written is what decisions rest on, also behind the switch."""
+    world = a_world()
+    world.passes(100)
+    answer, refused = world.cluster.answer, list[Request]()
+
+    def no_status(request: Request) -> tuple[int, Any]:
+        if request.method != "PATCH" or not request.path.endswith("/status"):
+            return answer(request)
+        refused.append(request)
+        return 403, {"kind": "Status", "reason": "Forbidden", "message": "forbidden"}
+
+    monkeypatch.setattr(world.cluster, "answer", no_status)
+    is_drained(world)
+    world.looks(60, every=1)
+    (chat,) = world.cluster.all("llmdeployments")
+    kept = world.operator.controller._kept[chat["metadata"]["uid"]]
+    assert kept.unsaid is not None
+    assert [(each.epoch, each.reason) for each in kept.unsaid.replans] == [(2, "Drain")]
+    assert kept.unsaid.committed_epoch == 2
+    assert {each.status().committed_epoch for each in slots_of(world)} == {2}
+    assert len(refused) < 20  # later and later
+    assert world.status.committed_epoch == 1
+    monkeypatch.undo()
+    world.passes(120)
+    assert (world.status.phase, world.status.committed_epoch, world.nodes()) == ("Ready", 2, ["a", "c"])
