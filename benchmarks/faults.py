@@ -71,7 +71,7 @@ class Fault:
     next_token: float | None = None  # of any stream that had fallen silent
     every_stream: float | None = None  # all of them have gone on
     healed: float | None = None  # a cut has ended, or the controller is back
-    plans: int = 0  # other plans until the next fault
+    plans: int = 0  # that do without a victim, until the next fault
     epochs: int = 0  # new ones in force until then
     survivor_restarts: int = 0  # processes that were none of the victims, and have another id
 
@@ -144,7 +144,7 @@ class Injector:
             anew = {name for name, pid in pids.items() if self._lives.get(name, pid) != pid}
             fault.survivor_restarts += len(anew - set(fault.victims))
             fault.epochs += epoch > self._counted
-            fault.plans += plan is not self._served
+            fault.plans += plan is not self._served and not set(fault.victims) <= {stage.slot for stage in plan.stages}
         self._counted, self._served = max(epoch, self._counted), plan
         self._lives |= pids
 

@@ -30,6 +30,7 @@ from benchmarks.fault_scenes import SCENES, STREAMS, Scene, deployed
 from benchmarks.faults import Fault, Injector
 from benchmarks.load.answers import Answer, Kind, kinds, load, undisturbed
 from benchmarks.rows import Row, run
+from strata_operator.api.spec import ReplanningSpec
 from strata_operator.local.deployment import LocalDeployment
 from strata_operator.local.run import log_to
 
@@ -171,6 +172,11 @@ def totals(seen: Sequence[Seen]) -> list[Row]:
     return [Row(name, value, unit, goal=0, lower_is_better=True) for name, value, unit in told]
 
 
+def _is_loss(fault: Fault) -> bool:
+    """Whoever nobody hears for longer than slots are waited for is lost, for all that anybody can tell."""
+    return fault.kind == "cut off from everybody" and (fault.healed or 0.0) > ReplanningSpec().grace_period_seconds
+
+
 def rows_of(seen: Sequence[Seen]) -> list[Row]:
     rows = []
     for each in seen:
@@ -186,8 +192,22 @@ def rows_of(seen: Sequence[Seen]) -> list[Row]:
             Row(f"{name}_survivor_restarts", each.restarts, _RESTARTS, goal=0, lower_is_better=True),
         ]
         if each.scene.name == "partition":
-            plans = sum(fault.plans for fault in each.faults)
-            rows.append(Row(f"{name}_plans", plans, "other plans", goal=0, lower_is_better=True))
+            held = [fault for fault in each.faults if not _is_loss(fault)]
+            lost = [fault for fault in each.faults if _is_loss(fault)]
+            rows += [
+                Row(
+                    f"{name}_plans",
+                    sum(fault.plans for fault in held),
+                    "plans without who was cut off",
+                    goal=0,
+                    lower_is_better=True,
+                ),
+                Row(
+                    f"{name}_taken_over",
+                    sum(fault.plans > 0 for fault in lost),
+                    f"of {len(lost)} cut off from everybody for longer than the grace",
+                ),
+            ]
         if each.scene.orders:
             rows.append(
                 Row(f"{name}_alone", each.alone, "of the losses: streams went on without a controller", goal=1.0)
