@@ -281,7 +281,7 @@ def _rows_of_the_fleet(judged: Judged) -> list[Row]:
         Row(
             "the_fleet_beaten", len(judged.beaten_by), "times that another way was better", goal=0, lower_is_better=True
         ),
-        Row("the_fleet_unused", sum(each.count for each in plan.unused), "devices"),
+        Row("the_fleet_unused", len({each.place for each in asked.cluster.accelerators()} - plan.places), "devices"),
         Row("the_fleet_over_simulated", judged.over_simulated, "tokens/s, predicted over simulated"),
     ]
 

@@ -116,6 +116,7 @@ def test_what_a_giver_does_not_give_is_computed_again(
 ) -> None:
     monkeypatch.setattr(gathering, "CONNECT_SECONDS", 0.3)
     monkeypatch.setattr(gathering, "SILENT_SECONDS", 0.3)
+    monkeypatch.setattr(giver, "KEPT_SECONDS", 1.0)
     if how == "it sends what no pages are":
         monkeypatch.setattr(giver, "to_bytes", lambda _: b"short")
     if how == "it sends what nobody has foreseen":
@@ -145,6 +146,7 @@ def test_where_a_slot_is_lost_pages_are_fetched_only_if_that_is_quicker(
 ) -> None:
     """The leader is, and a layer moves between the others. `each`: seconds to compute a token in a layer, by the plan; 0: none."""
     monkeypatch.setattr(fetch_pace, "TRIAL_SECONDS", 0.0)
+    monkeypatch.setattr(giver, "KEPT_SECONDS", 1.0)
     monkeypatch.setattr(handover, "PART_BYTES", 1)  # a block at a time
     waits: list[bool] = []
     ask = SlotClient.ask
