@@ -109,6 +109,11 @@ CASES = {
         scenes.bits_and_roles_change,
         "bytes of",
     ),
+    "planes are moved under a role that serves": (
+        replaced(slot.Slot, "_make_room", lambda self, prepare, held: True),
+        scenes.bits_change,
+        "computes with",
+    ),
     "gateways do not keep each other's tokens": (
         replaced(keeper.Keeper, "hear", _no_tokens(keeper.Keeper.hear)),
         scenes.gateways_die,

@@ -1,6 +1,6 @@
 """What was not chosen, and why: the best plan under another number of stages or replicas, one precision, or a single device.
 
-Called by `strata plan` and by the operator for a first plan; not in the path of recovery. Each alternative is a search of its
+Called by whoever plans for the first time or looks for a better plan, never in the path of recovery. Each alternative is a search of its
 own over a smaller space, so that "rejected because" compares two best plans. One that is better after all becomes the plan.
 """
 
