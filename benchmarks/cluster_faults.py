@@ -1,9 +1,9 @@
-"""What users notice of a drain, of a node that is back, and of a loss without an API server, on the real Kubernetes of the test bed.
+"""What users notice of a drain, of a node that is back, of an operator's death, and of a loss without an API server, on the real Kubernetes of the test bed.
 
-`python -m benchmarks.cluster_faults [--json FILE] [--moves 3] [--away 30]`, as root, some eight minutes. One deployment of two stages on two nodes, two gateways' worth of streams one
-behind the other all the time. Pauses are the longest between two tokens: as gateways tell them (`status.replans[].pauseMs`), and as clients saw them. Then a node goes
-with kubelet, pods and network at once, and in the same moment the API server stops for `--away` seconds: without standing orders, and with them. Texts are
-compared with that of a stream that nothing befell.
+`python -m benchmarks.cluster_faults [--json FILE] [--moves 3] [--away 30]`, as root, some twelve minutes. One deployment of two stages on two nodes, two streams
+one behind the other all the time. Pauses are the longest between two tokens: as gateways tell them (`status.replans[].pauseMs`), and as clients saw
+them. Then the operator is killed at moments all through an epoch. Then a node goes with kubelet, pods and network at once, and in the same moment the
+API server stops for `--away` seconds: without standing orders, and with them. Texts are compared with that of a stream that nothing befell.
 """
 
 import argparse
@@ -16,11 +16,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+
+import psutil
 
 from benchmarks.node_loss import KUBERNETES_GRACE, NO_SPARE, PROMPT, give_back, victims
 from benchmarks.rows import Row, run
+from strata_operator.render.names import EPOCH_LABEL
 from tests.cluster.deployed import Deployed, Status, manifest, stream
 from tests.cluster.operator_release import OperatorRelease
 from tests.cluster.testbed.cluster import Cluster
@@ -30,6 +33,7 @@ from tests.cluster.testbed.world import ENVIRONMENT_VARIABLE
 TOKENS = 400
 SILENCE_SECONDS = 10
 STREAMS = 2
+DEATHS = (0.2, 0.5, 0.8, 1.1, 1.5, 2.0, 3.0)
 
 
 @dataclass
@@ -87,11 +91,12 @@ class Seen:
     held: int
     lost: int
     equal: bool
+    step: str = ""  # what it had come to when that happened
 
     def __str__(self) -> str:
         told = "nothing" if self.told_ms is None else f"{self.told_ms:.0f} ms"
         return (
-            f"{self.name}: pause {told} as told, {self.seen_ms:.0f} ms as seen (usual {self.usual_ms:.0f}), next token after {self.next_token:.2f} s, "
+            f"{self.name}{f' ({self.step})' if self.step else ''}: pause {told} as told, {self.seen_ms:.0f} ms as seen (usual {self.usual_ms:.0f}), next token after {self.next_token:.2f} s, "
             f"{self.held} held, {self.lost} lost, {'text equal' if self.equal else 'TEXTS PARTED'}"
         )
 
@@ -135,6 +140,34 @@ def grow_back(chat: Deployed, node: str, answers: int) -> None:
     chat.apply(workload={"promptTokens": 64, "outputTokens": answers, "concurrency": 8})
 
 
+def operator_dies(chat: Deployed, operator: OperatorRelease, after: float, expected: str) -> Seen:
+    """So many seconds behind an edit, without a chance to give up its lease: whoever comes next makes an end of the epoch, whatever it had come to."""
+    before = chat.get()["status"]["committedEpoch"]
+    concurrency = 12 - chat.manifest["spec"]["workload"]["concurrency"]  # 4 and 8 in turns
+    with reading(chat) as readers:
+        wait_until(lambda: all(len(reader.gaps) > 50 for reader in readers), "streams", 60)
+        began = time.monotonic()
+        chat.apply(workload={"promptTokens": 64, "outputTokens": 64, "concurrency": concurrency})
+        time.sleep(max(0.0, began + after - time.monotonic()))
+        for process in psutil.process_iter(["cmdline"]):
+            if "strata_operator.cli" in (process.info["cmdline"] or ()):
+                process.kill()
+        reached = _reached(chat, before)
+        operator.kill()  # a new pod, where a container would be put off longer each time
+        status = chat.wait(lambda now: now["phase"] == "Ready" and now["committedEpoch"] > before, "Ready anew", 180)
+    seen = _seen("operator_dies", readers, began, expected, status["replans"][-1])
+    return replace(seen, step=f"{after:g} s behind an edit, {reached}")
+
+
+def _reached(chat: Deployed, before: int) -> str:
+    """How far the epoch behind this one had come."""
+    if chat.get()["status"]["committedEpoch"] > before:
+        return "its epoch in force"
+    records = chat.cluster.get("configmaps", f"--namespace={chat.namespace}")["items"]
+    numbers = [int((each["metadata"].get("labels") or {}).get(EPOCH_LABEL, 0)) for each in records]
+    return "its epoch on record" if max(numbers, default=0) > before else "not planned yet"
+
+
 def without_api(chat: Deployed, name: str, node: str, seconds: float, expected: str) -> Seen:
     """A node is lost, and in the same moment the API server stops for so long."""
     pid = Daemon("kube-apiserver", chat.cluster.directory).pid
@@ -173,7 +206,9 @@ def measured(moves: int, away: float) -> list[Seen]:
         drain = ("drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--force", "--timeout=120s")
         note(changed(chat, "drain", {"Drain"}, partial(cluster.kubectl, *drain), expected))
         note(changed(chat, "grow_back", {"SpecChanged"}, partial(grow_back, chat, node, 32 + number), expected))
-    for number, orders in enumerate((False, True)):
+    for after in DEATHS:
+        note(operator_dies(chat, operator, after, expected))
+    for number, orders in enumerate((False, True) if away else ()):
         if orders:
             chat.apply(replanning={"takeover": {"standingOrders": {"silenceSeconds": SILENCE_SECONDS}}})
             wait_until(
@@ -195,8 +230,8 @@ def rows_of(seen: Sequence[Seen]) -> list[Row]:
 
 def _rows(name: str, seen: Sequence[Seen]) -> list[Row]:
     """Of so many changes of one kind. The goal is for what the change costs; what clients saw has what else the machine did meanwhile, a new pod's start say."""
-    is_loss = name.startswith("api")
-    told = [each.told_ms for each in seen if each.told_ms is not None]
+    is_loss = name not in {"drain", "grow_back"}
+    told = [each.told_ms or 0.0 for each in seen]
     usual = statistics.median(each.usual_ms for each in seen)
     goal = None if is_loss else 100.0
     rows = [

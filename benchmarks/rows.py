@@ -128,6 +128,7 @@ LISTED: dict[str, tuple[str, ...]] = {
     ),
     "cluster_faults": (
         *(f"cluster_{name}_{row}" for name in ("drain", "grow_back") for row in ("pause_ms", "lost", "equal")),
+        *(f"cluster_operator_dies_{row}" for row in ("pause_ms", "lost", "equal")),
         *(f"cluster_api_away{mark}_{row}" for mark in ("", "_with_orders") for row in ("next_token", "lost", "equal")),
     ),
     "kills": ("lost_requests", "doubled_tokens", "survivor_restarts"),
