@@ -21,16 +21,13 @@ demo: $(READY)  ## plan the quickstart over unlike devices, run it, ask it somet
 	@$(BIN)/python -m strata_operator.demo
 
 # A file stays in one worker: what its tests share, a running deployment say, is made once.
-WORKERS ?= 2
-PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+pytest = $(BIN)/python -m pytest -n $(or $(WORKERS),$(1)) --dist loadfile --no-loadscope-reorder
 
-# One more than on two cores compute: some tests wait.
-test: WORKERS = 3
 test: $(READY)  ## unit tests: no cluster, no GPU, no network; each law by its quickest cases
-	@$(PYTEST)
+	@$(call pytest,3)
 
 test-all: $(READY)  ## the same with every example of the slow laws and every architecture in each sweep
-	@$(PYTEST) -m "" --hypothesis-profile=all
+	@$(call pytest,2) -m "" --hypothesis-profile=all
 
 check: $(READY)  ## style, types, import contracts, chart, kernels compiled for GPUs that need not be here
 	@$(BIN)/ruff check .

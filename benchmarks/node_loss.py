@@ -6,30 +6,19 @@ clock. Texts are compared with that of a stream that nothing befell.
 """
 
 import argparse
-import os
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from benchmarks.rows import Row, run
-from tests.cluster.deployed import Deployed, Status, manifest, stream
-from tests.cluster.operator_release import OperatorRelease
-from tests.cluster.testbed.cluster import Cluster
-from tests.cluster.testbed.world import ENVIRONMENT_VARIABLE
+from benchmarks.two_nodes import PROMPT, deployed, give_back, inside_a_world, undisturbed, victims
+from tests.cluster.deployed import Deployed, Status, stream
 
 GOAL_SECONDS = 2.5
-KUBERNETES_GRACE = "--node-grace-seconds=50"  # its default: a node is NotReady long after
-NO_SPARE = {
-    "exclude": ["node-c"],
-    "maxReplicas": 1,
-}  # a repair with a device that serves nothing would first start a pod there
 STEPS = ("noticed", "planned", "prepared", "committed")
 TOKENS = 160
-PROMPT = "def add(a, b):"
 
 
 @dataclass(frozen=True)
@@ -74,30 +63,9 @@ def _is_repaired(node: str) -> Callable[[Status], bool]:
     return repaired
 
 
-def give_back(chat: Deployed, node: str, answers: int) -> None:
-    """The node comes back, and an edit has it planned with at once."""
-    chat.cluster.restart_node(node)
-    chat.apply(workload={"promptTokens": 64, "outputTokens": answers, "concurrency": 8})
-    chat.wait(lambda now: now["phase"] == "Ready" and now["stagesReady"] == "2/2", "back on both nodes")
-
-
-def victims(chat: Deployed) -> list[tuple[int, str]]:
-    """Stages and their nodes, but for the gateway's: its streams would end with it."""
-    gateways = {pod["spec"]["nodeName"] for pod in chat.pods("gateway").values()}
-    stages = chat.get()["status"]["stages"]
-    return [(each["stage"], each["node"]) for each in stages if each["node"] not in gateways]
-
-
 def measured(losses: int) -> list[Loss]:
     """In a world that is up."""
-    cluster = Cluster.current()
-    operator = OperatorRelease(cluster)
-    operator.add_node()
-    operator.install()
-    cluster.kubectl("create", "namespace", "node-loss")
-    chat = Deployed(cluster, operator, manifest("chat", "node-loss", placement=NO_SPARE))
-    chat.apply()
-    chat.wait_ready()
+    chat = deployed("node-loss")
     found = []
     for number in range(losses):
         stage, node = victims(chat)[number % len(victims(chat))]
@@ -106,9 +74,8 @@ def measured(losses: int) -> list[Loss]:
         found.append(loss)
         if number + 1 < losses:
             give_back(chat, node, 65 + number)
-    with chat.client() as client:
-        undisturbed = "".join(stream(client, chat.name, PROMPT, TOKENS))
-    wrong = [loss for loss in found if loss.text != undisturbed]
+    expected = undisturbed(chat, TOKENS)
+    wrong = [loss for loss in found if loss.text != expected]
     if wrong:
         raise SystemExit(f"texts parted: {[loss.stage for loss in wrong]}")
     return found
@@ -129,13 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--losses", type=int, default=6)
     parser.add_argument("--quick", action="store_true", help="one loss")
     chosen, rest = parser.parse_known_args(arguments)
-    if ENVIRONMENT_VARIABLE not in os.environ:
-        again = [sys.executable, "-m", "benchmarks.node_loss", *(sys.argv[1:] if arguments is None else arguments)]
-        raise SystemExit(
-            subprocess.run(
-                [sys.executable, "-m", "tests.cluster.testbed", "run", KUBERNETES_GRACE, *again], check=False
-            ).returncode
-        )
+    inside_a_world("benchmarks.node_loss", arguments)
     run("node_loss", lambda: rows_of(measured(1 if chosen.quick else chosen.losses)), rest)
 
 

@@ -106,12 +106,12 @@ class Hands:
         """Side by side: one that is silent keeps nothing from the others. Once slots have committed, requests are held until gateways know: they are told
         before anything is written.
         """
-        changed = any(await asyncio.gather(*(self._try(each, look, view, kept) for each in told)))
-        if not any(isinstance(each.message, Commit) for each in told):
-            return changed
-        now = look.heard(view, kept)
-        routes = [each for each in converse(now) if isinstance(each, SendToGateway)]
-        return any(await asyncio.gather(*(self._try(each, look, now, kept) for each in routes))) or changed
+        changed = await asyncio.gather(*(self._try(each, look, view, kept) for each in told))
+        if any(isinstance(each.message, Commit) for each in told):
+            now = look.heard(view, kept)
+            routes = [each for each in converse(now) if isinstance(each, SendToGateway)]
+            changed += await asyncio.gather(*(self._try(each, look, now, kept) for each in routes))
+        return any(changed)
 
     def _want_no_plan(self, view: View, kept: Kept) -> None:
         if kept.asked is not None:

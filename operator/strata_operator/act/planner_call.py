@@ -20,7 +20,7 @@ from strata_planner.contract.plan import Plan
 from strata_planner.contract.values import Value
 from strata_planner.errors import InfeasibleError, InputError, PlannerError
 from strata_planner.question.cluster import Cluster
-from strata_planner.replan.decision import ReplanWishes, replan
+from strata_planner.replan.decision import ReplanWishes, no_further, replan
 from strata_planner.replan.repair import Repair, RepairNote, repair
 from strata_planner.search.planning import PlanRequest, make_plan
 
@@ -136,10 +136,6 @@ def _best(request: PlanRequest, question: Question, min_gain: float) -> Answer:
     running = question.running
     if running is None:
         return Answer(with_bound(request, with_alternatives(request, make_plan(request)).plan))
-    wishes = ReplanWishes(min_gain=min_gain)
-    found = (
-        replan(request, running, wishes)
-        if question.repair
-        else replan(request, running, wishes, further=with_alternatives)
-    )
+    further = no_further if question.repair else with_alternatives
+    found = replan(request, running, ReplanWishes(min_gain=min_gain), further=further)
     return Answer(found.plan, gain=found.gained)

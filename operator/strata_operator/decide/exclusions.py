@@ -85,8 +85,7 @@ def _exclusions(view: View, found: tuple[Trouble, ...], backoff: Backoff | None)
 
 def _is_known_away(view: View, name: str) -> bool:
     """Kubernetes has noticed: from now on its word counts for the node, also when it is back."""
-    node = view.nodes.get(name)
-    return node is None or node.away_since is not None
+    return not view.is_there(name)
 
 
 def _is_remembered(view: View, exclusion: Exclusion) -> bool:

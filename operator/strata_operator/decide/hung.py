@@ -52,7 +52,7 @@ def hung(view: View, found: Iterable[Trouble]) -> tuple[PodView, ...]:
     pods = (
         (stage, view.pod_of(slot))
         for slot, stage in useless.items()
-        if _is_there(view, stage.node) and stage.node not in silent
+        if view.is_there(stage.node) and stage.node not in silent
     )
     return tuple(
         pod
@@ -99,8 +99,3 @@ def _nodes_without_another_plan(view: View, found: Iterable[Trouble]) -> frozens
 def _had_its_time(view: View, pod: PodView) -> bool:
     """A pod that is younger than what a slot may take has not."""
     return view.now - pod.made_at >= timedelta(seconds=view.deployment.spec.replanning.prepare_timeout_seconds)
-
-
-def _is_there(view: View, name: str) -> bool:
-    node = view.nodes.get(name)
-    return node is not None and node.away_since is None

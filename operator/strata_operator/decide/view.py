@@ -157,6 +157,11 @@ class View:
         epoch = self.newest.epoch if self.newest else None
         return 0 if epoch is None else sum(reaches_all(gateway, epoch) for gateway in self.seen.gateways.values())
 
+    def is_there(self, node: str) -> bool:
+        """Whether Kubernetes has the node, and calls it Ready."""
+        found = self.nodes.get(node)
+        return found is not None and found.away_since is None
+
     def changes_to(self, epoch: int) -> tuple[EpochChange, ...]:
         """What the change to an epoch cost, by every gateway that answers; empty until all of them have told, so that it is told once."""
         told = self.seen.gateways.values()

@@ -150,16 +150,17 @@ def _short_of_memory(view: View, steps: tuple[Step, ...]) -> str:
 def _better(view: View, again: MakePlan) -> Iterator[MakePlan]:
     """When the cluster offers something else than the plan was made for, or it was made in a hurry, and all is at rest; or while a repair serves."""
     newest = view.newest
-    if newest is None or not (_is_steady(view) or _is_repaired(view)) or _are_many(view):
+    repaired = _is_repaired(view)
+    if newest is None or not (_is_steady(view) or repaired) or _are_many(view):
         return
     unsteady = view.usable - {stage.node for stage in view.stages()}
     unsteady = frozenset(name for name in unsteady if not _has_been_ready(view, name))
     wish = replace(again, reason=BETTER, without=again.without | unsteady, optional=True)
     offered = (view.inventory_digest, without_digest(view, wish.without))
     is_as_planned = offered == (newest.cause.inventory_digest, newest.cause.without)
-    if is_as_planned and not newest.cause.hurried and not _is_repaired(view):
+    if is_as_planned and not newest.cause.hurried and not repaired:
         return
-    since = newest.at if _is_repaired(view) else None
+    since = newest.at if repaired else None
     looks = (each.at for each in view.failures.values() if each.wish == BETTER)
     looked = max((at for at in looks if since is None or at >= since), default=None)
     if looked is None or view.now - looked >= LOOK_AGAIN:
@@ -179,8 +180,8 @@ def _is_repaired(view: View) -> bool:
 
 def _is_steady(view: View) -> bool:
     """Nor is one of its nodes away, and may be lost."""
-    ready, nodes = _ready_since(view), (view.nodes.get(stage.node) for stage in view.stages())
-    if ready is None or view.newest is None or any(node is None or node.away_since for node in nodes):
+    ready = _ready_since(view)
+    if ready is None or view.newest is None or not all(view.is_there(stage.node) for stage in view.stages()):
         return False
     return view.now - max(view.newest.at, ready) >= STEADY
 

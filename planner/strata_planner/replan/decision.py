@@ -85,12 +85,17 @@ class _Choice:
 Further = Callable[[PlanRequest, PlanOutcome], PlanOutcome]  # an outcome that is no worse
 
 
+def no_further(_: PlanRequest, outcome: PlanOutcome) -> PlanOutcome:
+    """What the search has found."""
+    return outcome
+
+
 def replan(
     request: PlanRequest,
     running: Plan,
     wishes: ReplanWishes | None = None,
     watch: Watch = unwatched,
-    further: Further = lambda _, outcome: outcome,
+    further: Further = no_further,
 ) -> Replanned:
     """`watch` is told how far the search from scratch is; `further` looks on from what that has found. Raises InputError for a wrong request and
     InfeasibleError where nothing fits any more.

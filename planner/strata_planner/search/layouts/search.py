@@ -243,7 +243,7 @@ class _Solver:
             one = self._replica(pipeline, _Choice(share, rung), taken) if share else None
             if one is not None:
                 dealt.append(one)
-        replicas = (*self._kept, *(replica for _, replica in dealt))
+        replicas = self._with_kept(dealt)
         if not replicas:
             return
         value = self._value(replicas, judged.score)
@@ -257,8 +257,10 @@ class _Solver:
         if not self._found:
             raise InfeasibleError([f"no part of the cluster holds {self._request.model_uri} with a sequence of its KV"])
         full = [self._filled(each) for each in self._found[:count]]
-        exact = [(self._solved(each.dealt, latest, proves=proves), each.score) for each in full]
-        found, score = max(exact, key=lambda each: self._value(*each))
+        solved = [
+            (self._proven(each.dealt, latest) if proves else self._with_kept(each.dealt), each.score) for each in full
+        ]
+        found, score = max(solved, key=lambda each: self._value(*each))
         self._improvements.append((time.monotonic() - self._started, self._value(found, score)))
         used = sum(group.degree for each in found for group in each.order)
         devices = sum(each.usable_bytes > 0 for each in self._request.cluster.accelerators())
@@ -304,7 +306,7 @@ class _Solver:
         if near is None:
             return None
         dealt = (*found.dealt[:place], (key, near), *found.dealt[place + 1 :])
-        value = self._value((*self._kept, *(each for _, each in dealt)), found.score)
+        value = self._value(self._with_kept(dealt), found.score)
         return _Found(value, found.score, dealt) if value > found.value else None
 
     def _near(self, key: "_Key", order: Order) -> SolvedReplica | None:
@@ -313,12 +315,11 @@ class _Solver:
         known = self._nearly[key]
         return None if known is None else known.on(order)
 
-    def _solved(
-        self, dealt: Sequence[tuple["_Key", SolvedReplica]], latest: float, *, proves: bool
-    ) -> tuple[SolvedReplica, ...]:
+    def _with_kept(self, dealt: Sequence[tuple["_Key", SolvedReplica]]) -> tuple[SolvedReplica, ...]:
+        return (*self._kept, *(replica for _, replica in dealt))
+
+    def _proven(self, dealt: Sequence[tuple["_Key", SolvedReplica]], latest: float) -> tuple[SolvedReplica, ...]:
         """With those that are kept; alike replicas are solved once."""
-        if not proves:
-            return (*self._kept, *(replica for _, replica in dealt))
         for key, replica in dealt:
             if key not in self._exactly:
                 left = max(_LEAST_SECONDS, (latest - time.monotonic()) / len(dealt))
