@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks import apart, hanging_slot
+from benchmarks import apart, hanging_slot, pipeline
 from benchmarks.deployment import Wishes
 from benchmarks.faults import FaultKind, Injector
+from benchmarks.truth import write_tokenizer
 from strata_operator.commands.inputs import measured, read_question
 from strata_operator.commands.up import UpOptions, local_options
 from strata_operator.decide.planning import order_terms_of, takeover_of
@@ -36,6 +37,7 @@ class Scene:
     losses: int = 0  # slots that it can lose for good before it is started anew; 0: none is
     orders: bool = False  # the plan has standing ones
     apart: bool = False  # each slot in a network namespace of its own
+    is_large: bool = False  # it serves the random model of 246M weights, whose tokens are words, in place of strata-tiny
 
     @property
     def is_exact(self) -> bool:
@@ -47,10 +49,10 @@ class Scene:
         return apart.missing() if self.apart else ""
 
 
-def _wishes(stages: int, compute_type: str = "float32") -> Wishes:
+def _wishes(stages: int, compute_type: str = "float32", device_bytes: int = 600_000_000) -> Wishes:
     return Wishes(
         MODEL, max_model_len=768, prompt_tokens=220, output_tokens=220, concurrency=STREAMS, stages=stages,
-        compute_type=compute_type, device_bytes=600_000_000,
+        compute_type=compute_type, device_bytes=device_bytes,
     )  # fmt: skip
 
 
@@ -67,6 +69,7 @@ SCENES = (
     Scene("stuck", _wishes(3), {"stuck": 2, "deaf": 1}, 0.1, step_timeout=3),
     Scene("replica", _wishes(2), {"kill": 1}, 0.2, max_replicas=2),
     Scene("gone", _wishes(3), {"gone": 1}, 0.12, losses=2),
+    Scene("gone_246m", _wishes(3, "bfloat16", 2_000_000_000), {"gone": 1}, 0.12, losses=2, is_large=True),
     Scene("partition", _wishes(3), _CUTS, 0.24, apart=True),
     Scene("unattended", _wishes(3), {"killed unattended": 1}, 0.1),
     Scene("orders", _wishes(3), {"killed unattended": 1}, 0.1, orders=True),
@@ -79,8 +82,9 @@ SCENES = (
 async def deployed(scene: Scene, folder: Path) -> AsyncIterator[tuple[LocalDeployment, Injector]]:
     """As `strata up` starts it, but for the fewest stages, which a repair may go below: here they only force a split."""
     files = folder / "deployment.json", folder / "cluster.json"
-    cluster = replace(scene.wishes, stages=scene.wishes.stages * scene.max_replicas).cluster()
-    for file, content in zip(files, (_described(scene), cluster), strict=True):
+    wishes = replace(scene.wishes, model=_large(folder)) if scene.is_large else scene.wishes
+    cluster = replace(wishes, stages=wishes.stages * scene.max_replicas).cluster()
+    for file, content in zip(files, (_described(scene, wishes), cluster), strict=True):
         file.write_text(json.dumps(content))
     question = measured(read_question(files[0], files[1], measure=False))
     free, takeover = replace(question.request, min_stages=1), takeover_of(question.deployment)
@@ -102,10 +106,16 @@ async def deployed(scene: Scene, folder: Path) -> AsyncIterator[tuple[LocalDeplo
             yield deployment, injector
 
 
-def _described(scene: Scene) -> Mapping[str, object]:
-    described: dict[str, dict[str, Any]] = json.loads(json.dumps(scene.wishes.deployment()))
+def _large(folder: Path) -> Path:
+    model = pipeline.make_model(folder)
+    write_tokenizer(model, pipeline.SHAPES["vocab_size"])
+    return model
+
+
+def _described(scene: Scene, wishes: Wishes) -> Mapping[str, object]:
+    described: dict[str, dict[str, Any]] = json.loads(json.dumps(wishes.deployment()))
     spec = described["spec"]
-    spec["placement"] |= {"maxStages": scene.wishes.stages, "maxReplicas": scene.max_replicas}
+    spec["placement"] |= {"maxStages": wishes.stages, "maxReplicas": scene.max_replicas}
     if scene.step_timeout is not None:
         spec["runtime"]["stepTimeoutSeconds"] = scene.step_timeout
     if scene.orders:

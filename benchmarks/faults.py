@@ -228,9 +228,9 @@ class Injector:
             await deployment.ready()
 
     def _kill_again(self, deployment: LocalDeployment, victim: str) -> None:
-        """Whatever is started in its place."""
+        """Whatever is started in its place ends as soon as it answers: as one that does not find its device."""
         pid = deployment.pids.get(victim, 0)
-        if pid != self._pids.get(victim):
+        if pid != self._pids.get(victim) and victim in deployment.slot_statuses:
             self._pids[victim] = pid
             _send(pid, signal.SIGKILL)
 

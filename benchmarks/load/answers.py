@@ -61,7 +61,7 @@ class Answer:
     error: str = ""
 
 
-def kinds(model: str, count: int, seed: int) -> list[Kind]:
+def kinds(model: str, count: int, seed: int, *, with_schema: bool = True) -> list[Kind]:
     """Long and short, greedy and drawn by a seed, stopped by strings, not streamed, and one by a schema where that can be."""
     draw, text = random.Random(seed), TEXT.read_text()
     made = []
@@ -75,7 +75,7 @@ def kinds(model: str, count: int, seed: int) -> list[Kind]:
             "stream": number % 8 != 7,
         }
         prompt = text[start : start + LENGTHS[number // 2 % len(LENGTHS)]]
-        if number == 1 and is_installed():
+        if number == 1 and with_schema and is_installed():
             form = {"type": "json_schema", "json_schema": {"name": "thing", "schema": _SCHEMA, "strict": True}}
             body |= {"messages": [{"role": "user", "content": prompt}], "logprobs": True, "response_format": form}
             made.append(Kind("/v1/chat/completions", body))

@@ -25,6 +25,7 @@ SWITCH_SECONDS = 0.4  # from a plan to its epoch in force, beside loads (docs/be
 GROW_SECONDS = 10.0  # to find a better plan once a device is back, and to load it beside the repair
 MARGIN, SLACK_SECONDS = 1.5, 1.0  # of what is predicted
 LATE = 1.5  # of what a restart should take: who is not back by then is believed no more
+BACK_OFF_SECONDS = 10.0  # before a container is started again whose last process ended early, twice as long each further time: a kubelet's CrashLoopBackOff
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,11 @@ def served_share(plan: Plan, lost: frozenset[str]) -> float:
     whole = sum(rate for rate, slots in rates if not slots & lost)
     every = sum(rate for rate, _ in rates)
     return whole / every if every > 0 else 0.0
+
+
+def back_off_seconds(failed: int) -> float:
+    """Before the next start of a process that ended so many times in a row before it served."""
+    return BACK_OFF_SECONDS * 2.0 ** (failed - 1) if failed else 0.0
 
 
 def still_to_go(expected: float, elapsed: float) -> float:

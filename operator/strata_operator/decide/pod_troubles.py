@@ -4,10 +4,13 @@ Called by view for the pods of slots and gateway. Pure, over Pod objects; knows 
 events, which are not read: a pod that is being created for long is named with the remedies instead.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
+
+from strata_operator.decide.comeback import BACK_OFF_SECONDS
 
 LONG_CREATION = timedelta(seconds=60)  # volumes are mounted and networks set up within this, if nothing is wrong
 _LONG_AGO = datetime.min.replace(tzinfo=UTC)
@@ -27,6 +30,7 @@ _REMEDIES = {
 _UNPULLED = {"ImagePullBackOff", "ErrImagePull"}
 _UNFIT = "exec format error"
 _ENDS = ("waiting", "terminated")
+_BACK_OFF = re.compile(r"back-off (?:(?P<minutes>\d+)m)?(?P<seconds>\d+)s")
 _CREATING = {"ContainerCreating", "PodInitializing"}
 
 
@@ -58,6 +62,18 @@ def pod_trouble(pod: Mapping[str, Any]) -> PodTrouble | None:
         if reason in _CREATING and (since := _scheduled_at(pod)):
             return PodTrouble(reason, _creating(name), since, LONG_CREATION)
     return None
+
+
+def back_off_seconds(pod: Mapping[str, Any]) -> float:
+    """So long the kubelet waits, from the end of the last process, before it starts a container again; 0 where it does not wait. The longest of all containers."""
+    waits = [(status.get("state") or {}).get("waiting") or {} for status in _containers(pod)]
+    return max((_told_wait(each) for each in waits if each.get("reason") == "CrashLoopBackOff"), default=0.0)
+
+
+def _told_wait(waiting: Mapping[str, Any]) -> float:
+    """`back-off 1m20s restarting failed container=...`; of a kubelet that says it otherwise, the least that it is."""
+    found = _BACK_OFF.search(str(waiting.get("message", "")))
+    return 60.0 * int(found["minutes"] or 0) + int(found["seconds"]) if found else BACK_OFF_SECONDS
 
 
 def out_of_memory_at(pod: Mapping[str, Any]) -> datetime | None:

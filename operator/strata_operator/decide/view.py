@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 from strata_operator.api import LLMDeployment
 from strata_operator.decide.epochs import Ledger, Observed, reaches_all
-from strata_operator.decide.pod_troubles import PodTrouble, out_of_memory_at, pod_trouble
+from strata_operator.decide.pod_troubles import PodTrouble, back_off_seconds, out_of_memory_at, pod_trouble
 from strata_operator.render.digest import same_spec, spec_digest
 from strata_operator.render.names import (
     COMPONENT_LABEL,
@@ -60,6 +60,7 @@ class PodView:
     trouble: PodTrouble | None = None
     out_of_memory_at: datetime | None = None  # when the kernel last ended its process for taking more than its limit
     to_end_by: datetime | None = None  # it is to end: when its grace period is over
+    back_off_seconds: float = 0.0  # so long its kubelet waits, from the last process' end, before it starts the next
     is_running: bool = True  # no container is known to have ended, or to wait for its start
     started_at: datetime | None = None  # its process, by its node's clock
     image: str = ""
@@ -338,6 +339,7 @@ def _pod_view(pod: Mapping[str, Any]) -> PodView:
         trouble=pod_trouble(pod),
         out_of_memory_at=out_of_memory_at(pod),
         to_end_by=moment(ends) if ends else None,
+        back_off_seconds=back_off_seconds(pod),
         is_running=not any(set(state) & {"waiting", "terminated"} for state in states),
         started_at=moment(started) if started else None,
         image=next((each.get("image", "") for each in pod.get("spec", {}).get("containers") or ()), ""),

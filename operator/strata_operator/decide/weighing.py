@@ -53,7 +53,7 @@ def restart_seconds(view: View, slot: str) -> float:
     """From the end of its process until it serves again."""
     assert view.plan is not None
     pod = view.pod_of(slot)
-    again = POD_SECONDS if pod is None or pod.is_ending else CONTAINER_SECONDS
+    again = POD_SECONDS if pod is None or pod.is_ending else CONTAINER_SECONDS + pod.back_off_seconds
     return pace(view, again).restart_seconds(view.plan, slot)
 
 

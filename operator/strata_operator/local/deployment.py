@@ -38,7 +38,7 @@ from strata_operator.decide.standing_orders import OrderTerms, carried_out
 from strata_operator.local import launcher as launching
 from strata_operator.local.errors import CrashedError, RefusedError
 from strata_operator.local.launcher import LAUNCHER_LOG, Launcher, begin
-from strata_operator.local.losses import Losses
+from strata_operator.local.losses import Down, Losses
 from strata_operator.local.mending import Mender, told
 from strata_operator.local.phases import Phases, phase_of
 from strata_operator.local.ports import check_port, until_listening
@@ -252,7 +252,8 @@ class LocalDeployment:
         mender, now = self.options.mender, time.monotonic()
         self._losses = self._losses.seen(self.slot_statuses, now)
         there = [self._slots[slot] for slot in slots_of(self.plan)]
-        down = {slot.name: now - slot.ended_at for slot in there if slot.ended_at and not slot.has_served}
+        gone = [slot for slot in there if slot.ended_at and not slot.has_served]
+        down = {slot.name: Down(now - slot.ended_at, slot.failed) for slot in gone if slot.ended_at}
         if mender is None or not self._was_ready or not down or len(down) == len(there):
             self._weighed = None
             return

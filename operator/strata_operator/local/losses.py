@@ -5,8 +5,9 @@ Used by `deployment`. Pure; times are the caller's clock.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from strata_operator.decide.comeback import Pace, served_share, still_to_go, weigh
+from strata_operator.decide.comeback import Pace, back_off_seconds, served_share, still_to_go, weigh
 from strata_operator.render.records import Weighed
 from strata_planner.contract.control import SlotStatus, Took
 from strata_planner.contract.plan import Plan
@@ -14,6 +15,13 @@ from strata_planner.replan.repair import Repair
 
 START_SECONDS = 1.0  # of a fork of a process that has imported all, before any was seen
 STEADY_SECONDS = 10.0  # so long a slot that was taken over must answer, before it is planned with again
+
+
+class Down(NamedTuple):
+    """A slot without a process that serves: seconds since the last one's end, and how many in a row have ended before they served."""
+
+    elapsed: float
+    failed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +61,14 @@ class Losses:
             (max(0.0, since + STEADY_SECONDS - now) for since in self.away.values() if since is not None), default=None
         )
 
-    def weighed(self, plan: Plan, repair: Repair, down: Mapping[str, float]) -> Weighed:
-        """`down`: slots of the plan without a process that serves, each with seconds since its end; `repair`: without them."""
+    def weighed(self, plan: Plan, repair: Repair, down: Mapping[str, Down]) -> Weighed:
+        """`down`: slots of the plan; `repair`: without them. A process that ended before it served is tried again soon, and believed as late as a kubelet
+        would.
+        """
         pace = Pace(self.took, START_SECONDS)
-        restart = max(still_to_go(pace.restart_seconds(plan, slot), elapsed) for slot, elapsed in down.items())
+        restart = max(
+            still_to_go(back_off_seconds(each.failed) + pace.restart_seconds(plan, slot), each.elapsed)
+            for slot, each in down.items()
+        )
         takeover = pace.takeover_seconds(plan, repair.note)
         return weigh(restart, takeover, repair.note.kept_share, served_share(plan, frozenset(down)))

@@ -38,6 +38,7 @@ class Service(ABC):
         self._child: Child | None = None
         self._control_port = 0
         self.has_served = False
+        self.failed = 0  # so many processes in a row have ended before they served
         self.ended_at: float | None = (
             None  # when its process did last, by the monotonic clock; None: it need not come back
         )
@@ -52,23 +53,23 @@ class Service(ABC):
 
     async def keep_alive(self, launcher: Launcher, changed: Callable[[], None]) -> None:
         """Start it, and again whenever it ends, until cancelled. Raises CrashedError when that is of no use."""
-        quick_ends = 0
+        self.failed = 0
         while True:
             self.has_served = False
-            child = await self._start(launcher, other_ports=quick_ends > 1)
+            child = await self._start(launcher, other_ports=self.failed > 1)
             changed()
             code = await asyncio.shield(child.ended)
             self.control, self.ended_at = None, time.monotonic()
-            quick_ends = 0 if self.has_served else quick_ends + 1
+            self.failed = 0 if self.has_served else self.failed + 1
             self.has_served = False
             changed()
             log.warning("%s %s; starting it again", self.name, how_it_ended(code))
-            if quick_ends >= QUICK_ENDS:
+            if self.failed >= QUICK_ENDS:
                 raise CrashedError(
-                    f"{self.name} {how_it_ended(code)}, {quick_ends} times in a row before it served; "
+                    f"{self.name} {how_it_ended(code)}, {self.failed} times in a row before it served; "
                     f"keep its whole log with --logs FOLDER. It ends with:\n{self.last_lines()}"
                 )
-            await asyncio.sleep(PAUSE_SECONDS * (2 ** (quick_ends - 1) - 1) if quick_ends else 0)
+            await asyncio.sleep(PAUSE_SECONDS * (2 ** (self.failed - 1) - 1) if self.failed else 0)
 
     def kill(self) -> None:
         """End the process at once; it is started again."""

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from strata_operator.decide.pod_troubles import pod_trouble
+from strata_operator.decide.pod_troubles import back_off_seconds, pod_trouble
 from strata_operator.decide.view import gateway_is_ready
 from strata_operator.render.names import GATEWAY, MANAGER_LABEL, NAME_LABEL, labels
 from tests.operator.builders import a_deployment, a_pod
@@ -47,6 +47,24 @@ def test_what_keeps_a_pod_from_running_is_told_with_the_remedy(pod: dict[str, An
     trouble = pod_trouble(pod)
     assert trouble is not None
     assert trouble.message == told
+
+
+@pytest.mark.parametrize(
+    ("reason", "message", "seconds"),
+    [
+        ("CrashLoopBackOff", "back-off 10s restarting failed container=slot pod=chat-a-0_default(0)", 10),
+        ("CrashLoopBackOff", "back-off 2m40s restarting failed container=slot pod=chat-a-0_default(0)", 160),
+        ("CrashLoopBackOff", "back-off 5m0s restarting failed container=slot pod=chat-a-0_default(0)", 300),
+        ("CrashLoopBackOff", "it is waited", 10),
+        ("CrashLoopBackOff", None, 10),
+        ("ImagePullBackOff", "back-off 40s pulling image", 0),
+    ],
+)
+def test_how_long_a_kubelet_waits_before_it_starts_a_container_again(
+    reason: str, message: str | None, seconds: float
+) -> None:
+    waiting = {"waiting": {"reason": reason, **({"message": message} if message else {})}}
+    assert back_off_seconds(a_waiting_pod(reason, state=waiting)) == seconds
 
 
 @pytest.mark.parametrize(

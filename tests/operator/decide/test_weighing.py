@@ -87,6 +87,18 @@ def test_who_does_not_come_back_is_taken_over_all_the_same(repaired: World) -> N
     assert choices(repaired) == [("Takeover", "takeover")]
 
 
+def test_whose_next_process_has_ended_too_is_waited_for_no_longer(repaired: World) -> None:
+    """Its kubelet says how long it waits before the next."""
+    takes(repaired, 0.3)
+    (pod, *_) = repaired.cluster.pods_on("b")
+    repaired.cluster.kill(pod)
+    repaired.cluster.faults.stuck.add(pod["metadata"]["name"])
+    waiting = {"reason": "CrashLoopBackOff", "message": "back-off 40s restarting failed container=slot"}
+    pod["status"]["containerStatuses"][0]["state"] = {"waiting": waiting}
+    repaired.passes(3, every=0.2)
+    assert choices(repaired) == [("Takeover", "takeover")]
+
+
 def test_an_operator_that_starts_meanwhile_weighs_anew(repaired: World) -> None:
     takes(repaired, 60)
     repaired.planner.seconds = 3600  # nothing is known before it ends

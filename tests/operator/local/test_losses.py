@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from strata_operator.local.losses import STEADY_SECONDS, Losses
+from strata_operator.local.losses import STEADY_SECONDS, Down, Losses
 from strata_planner.contract.control import Took
 from strata_planner.replan.repair import Repair, RepairNote
 from tests.operator.fakes import FakeSlot, a_plan
@@ -43,6 +43,9 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     "it loads for minutes, and the others have memory to read less of": ({"took": SLOW}, "takeover"),
     "it loads for minutes, and what is left gives little": ({"took": SLOW, "kept": 0.05}, "restart"),
     "it is late": ({"took": QUICK, "elapsed": 60.0}, "takeover"),
+    "its next process ended before it served": ({"took": QUICK, "failed": 1}, "takeover"),
+    "the same, and what is left gives little": ({"took": QUICK, "failed": 1, "kept": 0.4}, "restart"),
+    "the next one too": ({"took": QUICK, "failed": 2, "kept": 0.4}, "takeover"),
     "it is on its way": ({"took": SLOW, "elapsed": 119.0}, "restart"),
 }
 
@@ -51,7 +54,8 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
 def test_whether_it_is_waited_for(given_: dict[str, Any], chosen: str) -> None:
     plan = a_plan("a", "b", "c")
     losses = Losses(took={"b": given_["took"]})
-    choice = losses.weighed(plan, a_repair(0, given_.get("kept", 0.8)), {"b": given_.get("elapsed", 0.0)})
+    down = Down(given_.get("elapsed", 0.0), given_.get("failed", 0))
+    choice = losses.weighed(plan, a_repair(0, given_.get("kept", 0.8)), {"b": down})
     assert choice.chosen == chosen
 
 
