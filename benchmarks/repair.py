@@ -3,11 +3,12 @@
 `python -m benchmarks.repair [--json FILE] [--losses 50] [--seconds 4] [--no-fresh]`. Mixed fleets of several types that serve Llama 3.1 70B; every rate is
 **predicted** (rooflines over datasheets), the milliseconds of repairs are measured here, each in a fresh request, the best of three. The gap is
 of the repair to a plan from scratch with the running one as a hint, searched for `--seconds`. The takeover is computed: bytes and layers of the
-repair, times measured load and switch rates (docs/benchmarks.md); this machine has none of its devices. It is told twice, with every layer read from files, and with
-what slots keep in host memory, which goes to the device from where it lies.
+repair, times measured load and switch rates (docs/benchmarks.md), and KV that is computed again by the plan's own prediction; this machine has none of its devices.
+It is told twice, with every layer read from files, and with what slots keep in host memory, which goes to the device from where it lies.
 """
 
 import argparse
+import math
 import random
 import statistics
 import sys
@@ -20,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.rows import Row, run
+from strata_operator.decide.comeback import SWITCH_SECONDS
 from strata_planner.answer.shadows import shadow_table
 from strata_planner.contract.plan import Plan
 from strata_planner.contract.rates import PORT_BYTES_PER_SECOND, READ_BYTES_PER_SECOND
@@ -38,9 +40,7 @@ MODEL = Path(__file__).parent.parent / "examples" / "models" / "llama-3.1-70b"
 SEED = 16
 GOAL_MS = {8: 10.0, 64: 50.0}
 TAKEOVER_GOAL_SECONDS = 5.0
-SHADOW_BYTES = (
-    32 << 30
-)  # of host memory on each slot, assumed: machines that are rented with these devices have as much and more
+SHADOW_BYTES = 40 << 30  # of host memory on each slot, at most. A100s need 37 GiB: machines that are rented with one have 85; L4s 3
 
 # Nodes of one device each, so that a node's loss is a stage's: three types on 8, four on 64 devices.
 EIGHT = {"A100-40GB": 3, "L4": 4, "A10G": 1}
@@ -148,8 +148,9 @@ class Term:
     seconds: float
 
 
-def takeover_terms(model: Model, mended: Repair) -> list[Term]:
-    """Slots narrow and load side by side: the busiest one counts. KV that was lost is not recomputed here."""
+def takeover_terms(request: PlanRequest, running: Plan, mended: Repair) -> list[Term]:
+    """To the next token. Slots narrow and load side by side: the busiest one counts."""
+    model = request.model
     most_bytes, most_layers = mended.busiest.loaded_bytes, mended.busiest.narrowed_layers
     most_read, of_a_layer = mended.busiest.read_bytes, narrow_seconds(model)
     moved, size = mended.movement.moved_layers, (mended.movement.loaded_bytes - mended.shadowed_bytes) / 1e9
@@ -172,7 +173,27 @@ def takeover_terms(model: Model, mended: Repair) -> list[Term]:
             f"{most_bytes / 1e9:.1f} GB on the busiest slot, {PORT_BYTES_PER_SECOND / 1e9:.0f} GB/s, assumed",
             most_bytes / PORT_BYTES_PER_SECOND,
         ),
+        Term("prepare and commit, connections", "measured on processors (`elastic`)", SWITCH_SECONDS),
+        refill_term(request.workload, running, mended.plan),
     ]
+
+
+def refill_term(workload: Workload, running: Plan, mended: Plan) -> Term:
+    """Lost KV of the one stream that goes on first, computed by who has its layers now, from what the stage before them kept (`boundaryLog`). All streams take the
+    same each: the shortest goes on first, so that the mean one's tokens are an upper bound.
+    """
+    tokens = workload.prompt_tokens + workload.output_tokens // 2
+    (before,), (after,) = running.replicas, mended.replicas
+    steps = math.ceil(tokens / after.micro_batch.max_step_tokens)
+    seconds, most = 0.0, 0
+    for stage in after.stages:
+        kept = [set(range(each.layers[0], each.layers[1] + 1)) for each in before.stages if each.slot == stage.slot]
+        layers = set(range(stage.layers[0], stage.layers[1] + 1))
+        new = len(layers.difference(*kept))
+        seconds += steps * stage.times.prefill_seconds * new / len(layers)
+        most = max(most, new)
+    what = f"{tokens} tokens of a stream, {most} layers on the busiest slot, predicted; of all {workload.concurrency} {workload.concurrency * seconds:.1f} s"
+    return Term("compute lost KV again", what, seconds)
 
 
 def takeovers(console: Console, seconds: float) -> list[Row]:
@@ -205,7 +226,7 @@ def worst_takeover(console: Console, request: PlanRequest, running: Plan) -> flo
             console.print(f"{node} lost: no repair")
             worst = float("inf")
             continue
-        terms = takeover_terms(request.model, mended)
+        terms = takeover_terms(request, running, mended)
         how = "with shadows" if running.shadows else "from files"
         title = f"{node} lost, {how}: {mended.kind}, {len(mended.lowered)} layers lowered"
         table = Table(title=title, title_justify="left")
