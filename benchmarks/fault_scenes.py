@@ -40,6 +40,11 @@ class Scene:
     is_large: bool = False  # it serves the random model of 246M weights, whose tokens are words, in place of strata-tiny
 
     @property
+    def slots(self) -> int:
+        """As it is started."""
+        return self.wishes.stages * self.max_replicas
+
+    @property
     def is_exact(self) -> bool:
         return self.wishes.compute_type == "float32"
 
@@ -83,7 +88,7 @@ async def deployed(scene: Scene, folder: Path) -> AsyncIterator[tuple[LocalDeplo
     """As `strata up` starts it, but for the fewest stages, which a repair may go below: here they only force a split."""
     files = folder / "deployment.json", folder / "cluster.json"
     wishes = replace(scene.wishes, model=_large(folder)) if scene.is_large else scene.wishes
-    cluster = replace(wishes, stages=wishes.stages * scene.max_replicas).cluster()
+    cluster = replace(wishes, stages=scene.slots).cluster()
     for file, content in zip(files, (_described(scene, wishes), cluster), strict=True):
         file.write_text(json.dumps(content))
     question = measured(read_question(files[0], files[1], measure=False))

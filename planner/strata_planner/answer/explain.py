@@ -14,7 +14,9 @@ from strata_planner.answer.speculation import forecast_lines
 from strata_planner.answer.standing_orders import order_table
 from strata_planner.contract.formats import BITS_OF_FORMAT
 from strata_planner.contract.judged import Stated
+from strata_planner.contract.moves import why_never
 from strata_planner.contract.plan import Plan, Prediction, Replica, Stage
+from strata_planner.contract.roles import roles_of
 from strata_planner.contract.shares import lowest, told
 from strata_planner.search.exact.search import SearchStats
 from strata_planner.search.planning import PlanOutcome
@@ -133,6 +135,28 @@ def summary_lines(plan: Plan) -> list[str]:
         *bound_lines(plan),
         *(_micro_batches(plan, replica) for replica in plan.replicas),
         f"bound by: {predicted.bound_by}",
+        *loss_lines(plan),
+    ]
+
+
+def loss_lines(plan: Plan) -> list[str]:
+    """What a change of plan costs beside its layers: who keeps no KV over it, and what stages keep for those who lose theirs."""
+    whys = {role.replica: why for roles in roles_of(plan).values() for role in roles if (why := why_never(role))}
+    emptied = [
+        f"a change of plan has all KV of replica {', '.join(map(str, numbers))} computed again: {why}"
+        for why in dict.fromkeys(whys.values())
+        if (numbers := sorted(replica for replica, other in whys.items() if other == why))
+    ]
+    return [*emptied, *_log_lines(plan)]
+
+
+def _log_lines(plan: Plan) -> list[str]:
+    pages = [role.logged_pages for roles in roles_of(plan).values() for role in roles if role.logged_pages]
+    if not pages:
+        return []
+    tokens = f"{max(pages) * plan.page_tokens:,} tokens"
+    return [
+        f"boundary log: {len(pages)} of {len(plan.stages)} stages keep what they hand on in host memory, of up to {tokens} each"
     ]
 
 

@@ -61,6 +61,12 @@ class Role(Value, frozen=True, omit_defaults=True):
     rank_bytes: tuple[int, ...] = ()  # predicted, of each device; none: all alike
 
     @property
+    def logged_pages(self) -> int:
+        """Pages, the first ones, of which the stage keeps what it hands on."""
+        keeps = not self.head and self.tensor_parallel == 1
+        return min(self.boundary_log_pages, self.kv_page_budget) if keeps else 0
+
+    @property
     def total_bytes(self) -> int:
         """Predicted, of all its devices."""
         return sum(self.rank_bytes) if self.rank_bytes else self.predicted_bytes * self.tensor_parallel

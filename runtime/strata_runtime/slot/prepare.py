@@ -37,7 +37,7 @@ from strata_runtime.slot.drafter_loading import check_draft_model, load_drafter
 from strata_runtime.slot.epoch import LoadedRole, PreparedEpoch
 from strata_runtime.slot.gathering import Fetch, fetches_for
 from strata_runtime.slot.other_ranks import OtherRanks, check_ranks
-from strata_runtime.slot.role_cache import cache_of, logged_pages
+from strata_runtime.slot.role_cache import cache_of
 from strata_runtime.slot.switching import moves_within, reading_beside
 
 log = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ def _place(role: Role) -> tuple[object, ...]:
 
 
 def _pool(role: Role) -> tuple[object, ...]:
-    return (role.kv_bits, role.kv_page_budget, role.page_tokens, role.state_slots, logged_pages(role))
+    return (role.kv_bits, role.kv_page_budget, role.page_tokens, role.state_slots, role.logged_pages)
 
 
 @dataclass(frozen=True, slots=True)

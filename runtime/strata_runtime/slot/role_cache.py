@@ -30,14 +30,8 @@ def cache_of(role: Role, model: StageModel, awaited: Collection[int] = ()) -> Pa
         state_slots=role.state_slots,
         awaited=awaited,
         log_hidden=model.hidden_size,
-        log_pages=logged_pages(role),
+        log_pages=role.logged_pages,
     )
-
-
-def logged_pages(role: Role) -> int:
-    """Pages, the first ones, of which the stage keeps what it hands on."""
-    keeps = not role.head and role.tensor_parallel == 1
-    return min(role.boundary_log_pages, role.kv_page_budget) if keeps else 0
 
 
 def _goes_forward(role: Role) -> bool:

@@ -1,10 +1,13 @@
 """The plan as people read it."""
 
 import io
+from typing import Any
 
+import msgspec
+import pytest
 from rich.console import Console
 
-from strata_planner.answer.explain import bits_summary, formats_summary, render_plan
+from strata_planner.answer.explain import bits_summary, formats_summary, loss_lines, render_plan
 from strata_planner.search.planning import make_plan
 from strata_planner.units import human_bytes
 from tests.planner.builders import a_cluster, a_request
@@ -27,6 +30,41 @@ def test_the_table_names_what_matters() -> None:
         "note: sensitivity",
     ):
         assert expected in text, expected
+
+
+@pytest.mark.parametrize(
+    ("wishes", "told"),
+    [
+        ({}, []),
+        (
+            {"prefix_caching": False},
+            ["a change of plan has all KV of replica 0 computed again: without prefix caching"],
+        ),
+        (
+            {"boundary_log_bytes": 1 << 20},
+            ["boundary log: 1 of 2 stages keep what they hand on in host memory, of up to"],
+        ),
+        (
+            {"boundary_log_bytes": 1 << 20, "prefix_caching": False},
+            ["a change of plan has all KV of replica 0 computed again: without prefix caching"],
+        ),
+    ],
+)
+def test_what_a_loss_costs_beside_layers_is_told(wishes: dict[str, Any], told: list[str]) -> None:
+    plan = make_plan(a_request(a_cluster(64, 64), min_stages=2, max_replicas=1, solver="pipeline", **wishes)).plan
+    lines = loss_lines(plan)
+    assert [line.startswith(one) for line, one in zip(lines, told, strict=True)] == [True] * len(told), lines
+
+
+def test_a_stage_of_several_ranks_keeps_no_kv_and_no_log() -> None:
+    plan = make_plan(a_request(a_cluster(64), boundary_log_bytes=1 << 20, solver="pipeline")).plan
+    (replica,) = plan.replicas
+    stage = msgspec.structs.replace(replica.stages[0], tensor_parallel=2, devices=replica.stages[0].devices * 2)
+    (line,) = loss_lines(msgspec.structs.replace(plan, replicas=(msgspec.structs.replace(replica, stages=(stage,)),)))
+    assert (
+        line
+        == "a change of plan has all KV of replica 0 computed again: a stage of several ranks has pages in each of them"
+    )
 
 
 def test_bits_are_summed_up() -> None:
