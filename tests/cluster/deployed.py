@@ -42,7 +42,8 @@ def manifest(name: str, namespace: str, **spec: Any) -> Manifest:
             "precision": {"allowed": [16]},
             "runtime": {"computeType": "float32", "pod": pod},
             # No processors: the smallest node has one, and a slot takes whole ones.
-            "gateway": {"resources": {"requests": {"memory": "512Mi"}, "limits": {"memory": "2Gi"}}},
+            # One gateway, since two cores are all that the bed's nodes share: tests of two ask for them.
+            "gateway": {"replicas": 1, "resources": {"requests": {"memory": "512Mi"}, "limits": {"memory": "2Gi"}}},
             **spec,
         },
     }

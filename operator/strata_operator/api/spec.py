@@ -385,7 +385,7 @@ class GatewayService(ApiType):
 
 
 class GatewaySpec(ApiType):
-    replicas: Annotated[int, Field(ge=1, le=MOST_GATEWAYS)] = 1
+    replicas: Annotated[int, Field(ge=1, le=MOST_GATEWAYS)] = 2
     """Gateways in front of the same leaders. With two or more the death of one breaks no more than its connections: docs/openai-api.md says how a
     client goes on."""
     api_keys_secret_ref: ApiKeysSecretRef | None = None

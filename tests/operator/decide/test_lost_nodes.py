@@ -152,6 +152,6 @@ def test_a_gateway_that_is_to_end_on_a_lost_node_is_ended_there_and_delays_no_ot
     while cluster.now() < end:
         serving.looks(1)
     assert old in cluster.objects  # the node may come back
-    serving.passes(10)
+    serving.passes(20)  # a deployment at rest is looked at every 15 s
     assert old not in cluster.objects
     assert serving.reasons() == ["Created"]
