@@ -15,7 +15,7 @@ from strata_planner.question.cluster import Cluster
 from strata_planner.question.request import Objective, PlanRequest
 from strata_planner.question.workload import Workload
 from strata_planner.replan.repair import Repair, Takeover, repair
-from strata_planner.search.metric import value_of_plan
+from strata_planner.search.metric import gain, value_of_plan
 from strata_planner.search.planning import make_plan
 from strata_planner.sensitivity import Sensitivity, perplexity_increase_of
 from strata_planner.sensitivity.fit import LossFit
@@ -96,6 +96,8 @@ def test_a_repair_keeps_to_memory_layers_bits_and_what_need_not_change(
         wanted = dict(zip(range(stage.layers[0], stage.layers[1] + 1), stage.format, strict=True))
         assert {layer: name for layer, name in held[stage.places].items() if layer is not None} == wanted
     assert mended.value == pytest.approx(value_of_plan(request, plan))
+    kept = 1 + gain(mended.value, value_of_plan(request, running))  # which bounds what a fresh plan is better by
+    assert mended.note.kept_share == pytest.approx(max(0, kept), abs=1e-4)
     again = repair(request, running, wishes)
     assert replace(again, seconds=0.0) == replace(mended, seconds=0.0)
 
