@@ -1,8 +1,9 @@
 """What users notice of a drain, of a node that is back, of an operator's death, and of a loss without an API server, on the real Kubernetes of the test bed.
 
-`python -m benchmarks.cluster_faults [--json FILE] [--moves 3] [--away 30]`, as root, some twelve minutes. One deployment of two stages on two nodes, two streams
+`python -m benchmarks.cluster_faults [--json FILE] [--moves 3] [--deaths 3] [--away 30]`, as root, some twenty minutes. One deployment of two stages on two nodes, two streams
 one behind the other all the time. Pauses are the longest between two tokens: as gateways tell them (`status.replans[].pauseMs`), and as clients saw
-them. Then the operator is killed at moments all through an epoch. Then a node goes with kubelet, pods and network at once, and in the same moment the
+them. A node is drained and given back, by an edit, and once with `minGain: 0`, where the operator takes it by itself. Then the operator is killed at moments all
+through an epoch, and through `--deaths` losses of a node with kubelet, pods and network at once. Then a node goes so, and in the same moment the
 API server stops for `--away` seconds: without standing orders, and with them. Texts are compared with that of a stream that nothing befell.
 """
 
@@ -29,6 +30,11 @@ TOKENS = 400
 SILENCE_SECONDS = 10
 STREAMS = 2
 DEATHS = (0.2, 0.5, 0.8, 1.1, 1.5, 2.0, 3.0)
+LOSS_DEATHS = (1.8, 2.1, 0.5)  # the plan without the node is on record after some 1.9 s
+FALLS_STILL = (
+    "api_away",
+    "operator_dies_in_a_loss",
+)  # the longest gap is that of the loss, which nobody mends meanwhile
 
 
 @dataclass
@@ -134,14 +140,37 @@ def grow_back(chat: Deployed, node: str, answers: int) -> None:
     load(chat, answers=answers)
 
 
+def better_plan(chat: Deployed, drain: tuple[str, ...], node: str, expected: str) -> Seen:
+    """The operator finds by itself that the node is back for a minute, and that a plan with it gains something."""
+    chat.apply(replanning={"minGain": 0})
+    chat.cluster.kubectl(*drain)
+    chat.wait(lambda now: now["phase"] == "Ready" and now["stagesReady"] == "1/1", "without the node")
+    seen = changed(chat, "better_plan", {"BetterPlan"}, partial(chat.cluster.kubectl, "uncordon", node), expected)
+    chat.apply(replanning={})
+    return seen
+
+
 def operator_dies(chat: Deployed, after: float, expected: str) -> Seen:
-    """So many seconds behind an edit, without a chance to give up its lease: whoever comes next makes an end of the epoch, whatever it had come to."""
-    before, reached = chat.get()["status"]["committedEpoch"], list[str]()
+    """So many seconds behind an edit: whoever comes next makes an end of the epoch, whatever it had come to."""
     concurrency = 12 - chat.manifest["spec"]["workload"]["concurrency"]  # 4 and 8 in turns
+    edited = partial(load, chat, concurrency=concurrency)
+    return _dies_behind(chat, "operator_dies", edited, after, "SpecChanged", expected)
+
+
+def operator_dies_in_a_loss(chat: Deployed, after: float, node: str, expected: str) -> Seen:
+    lost = partial(chat.cluster.kill_node, node)
+    return _dies_behind(chat, "operator_dies_in_a_loss", lost, after, "NodeLost", expected)
+
+
+def _dies_behind(
+    chat: Deployed, name: str, first: Callable[[], object], after: float, reason: str, expected: str
+) -> Seen:
+    """Without a chance to give up its lease."""
+    before, reached = chat.get()["status"]["committedEpoch"], list[str]()
 
     def happens() -> None:
         began = time.monotonic()
-        load(chat, concurrency=concurrency)
+        first()
         time.sleep(max(0.0, began + after - time.monotonic()))
         for process in psutil.process_iter(["cmdline"]):
             if "strata_operator.cli" in (process.info["cmdline"] or ()):
@@ -149,8 +178,8 @@ def operator_dies(chat: Deployed, after: float, expected: str) -> Seen:
         reached.append(_reached(chat, before))
         chat.operator.kill()  # a new pod, where a container would be put off longer each time
 
-    seen = changed(chat, "operator_dies", {"SpecChanged"}, happens, expected)
-    return replace(seen, step=f"{after:g} s behind an edit, {reached[0]}")
+    seen = changed(chat, name, {reason}, happens, expected)
+    return replace(seen, step=f"{after:g} s behind it, {reached[0]}")
 
 
 def _reached(chat: Deployed, before: int) -> str:
@@ -177,7 +206,7 @@ def without_api(chat: Deployed, name: str, node: str, seconds: float, expected: 
     return changed(chat, name, {"NodeLost", "StandingOrder"}, happens, expected)
 
 
-def measured(moves: int, away: float) -> list[Seen]:
+def measured(moves: int, deaths: int, away: float) -> list[Seen]:
     """In a world that is up."""
     chat = deployed("faults")
     expected = undisturbed(chat, TOKENS)
@@ -192,8 +221,14 @@ def measured(moves: int, away: float) -> list[Seen]:
         drain = ("drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--force", "--timeout=120s")
         note(changed(chat, "drain", {"Drain"}, partial(chat.cluster.kubectl, *drain), expected))
         note(changed(chat, "grow_back", {"SpecChanged"}, partial(grow_back, chat, node, 32 + number), expected))
-    for after in DEATHS:
+        if number == moves - 1:
+            note(better_plan(chat, drain, node, expected))
+    for after in DEATHS if deaths else ():
         note(operator_dies(chat, after, expected))
+    for number, after in enumerate(LOSS_DEATHS[:deaths]):
+        _, node = victims(chat)[0]
+        note(operator_dies_in_a_loss(chat, after, node, expected))
+        give_back(chat, node, 80 + number)
     for number, orders in enumerate((False, True) if away else ()):
         if orders:
             chat.apply(replanning={"takeover": {"standingOrders": {"silenceSeconds": SILENCE_SECONDS}}})
@@ -241,7 +276,7 @@ def _rows(name: str, seen: Sequence[Seen]) -> list[Row]:
             goal=1.0,
         ),
     ]
-    if name.startswith("api_away"):  # elsewhere the longest gap may be another one than the change's
+    if name.startswith(FALLS_STILL):  # elsewhere the longest gap may be another one than the change's
         rows.append(
             Row(f"cluster_{name}_next_token", statistics.median(each.next_token for each in seen), "s from the kill")
         )
@@ -251,10 +286,13 @@ def _rows(name: str, seen: Sequence[Seen]) -> list[Row]:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.cluster_faults", add_help=False)
     parser.add_argument("--moves", type=int, default=3)
+    parser.add_argument(
+        "--deaths", type=int, default=3, help="of the operator, each in a loss; 0: none behind edits either"
+    )
     parser.add_argument("--away", type=float, default=30.0)
     chosen, rest = parser.parse_known_args(arguments)
     inside_a_world("benchmarks.cluster_faults", arguments)
-    run("cluster_faults", lambda: rows_of(measured(chosen.moves, chosen.away)), rest)
+    run("cluster_faults", lambda: rows_of(measured(chosen.moves, chosen.deaths, chosen.away)), rest)
 
 
 if __name__ == "__main__":

@@ -37,7 +37,9 @@ class Scene:
     losses: int = 0  # slots that it can lose for good before it is started anew; 0: none is
     orders: bool = False  # the plan has standing ones
     apart: bool = False  # each slot in a network namespace of its own
-    is_large: bool = False  # it serves the random model of 246M weights, whose tokens are words, in place of strata-tiny
+    is_large: bool = (
+        False  # it serves the random model of 246M weights, whose tokens are words, in place of strata-tiny
+    )
 
     @property
     def slots(self) -> int:

@@ -40,7 +40,9 @@ MODEL = Path(__file__).parent.parent / "examples" / "models" / "llama-3.1-70b"
 SEED = 16
 GOAL_MS = {8: 10.0, 64: 50.0}
 TAKEOVER_GOAL_SECONDS = 5.0
-SHADOW_BYTES = 40 << 30  # of host memory on each slot, at most. A100s need 37 GiB: machines that are rented with one have 85; L4s 3
+SHADOW_BYTES = (
+    40 << 30
+)  # of host memory on each slot, at most. A100s need 37 GiB: machines that are rented with one have 85; L4s 3
 
 # Nodes of one device each, so that a node's loss is a stage's: three types on 8, four on 64 devices.
 EIGHT = {"A100-40GB": 3, "L4": 4, "A10G": 1}

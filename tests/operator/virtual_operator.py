@@ -201,6 +201,7 @@ class PretendedPlanner:
         self.seconds = 0.0
         self.breaks = False
         self.keeps, self.reads = 0.5, 1 << 20  # what a repair gives, and has the busiest slot read
+        self.lowers = 2  # layers that a repair gives fewer bits
         self.repairs = False  # a loss is repaired by the devices that are left of the plan
         self.gain = 0.5  # of every better plan
         self.hurries = False  # as if others waited for their first plans
@@ -231,9 +232,8 @@ class PretendedPlanner:
         if question.repair and self.repairs and question.running is not None:
             left = question.cluster.restricted_to({stage.node for stage in question.running.stages})
             if repaired := plan_of(deployment, left):
-                return Answer(
-                    repaired, repair=RepairNote("neighbours", 1, 2, 1 << 20, self.keeps, 3.5, read_bytes=self.reads)
-                )
+                note = RepairNote("neighbours", 1, self.lowers, 1 << 20, self.keeps, 3.5, read_bytes=self.reads)
+                return Answer(repaired, repair=note)
         if question.running is not None and not question.repair and self.gain < deployment.spec.replanning.min_gain:
             return Answer(question.running, gain=self.gain)
         plan = plan_of(deployment, question.cluster)

@@ -60,7 +60,7 @@ from strata_operator.observe.kube import (
 from strata_operator.render.epoch import Epoch
 from strata_operator.render.names import epoch_name, process_secret
 from strata_operator.render.objects import secret_text
-from strata_operator.render.records import RENEWED, Cause, as_planned, record_objects
+from strata_operator.render.records import NODE_BACK, RENEWED, Cause, as_planned, record_objects
 from strata_operator.render.slots import claims_of
 from strata_planner.contract.control import Commit
 from strata_planner.contract.keys import new_secret
@@ -337,22 +337,23 @@ class Hands:
         """Only if every slot answers now: one that has just died looks alive for a moment, and could not prepare."""
         newest = view.newest
         assert newest is not None
-        if not await kept.links.all_answer(slots_in(newest.epoch.plan)):
+        record = action.back_to or newest
+        if not await kept.links.all_answer(slots_in(record.epoch.plan)):
             return True
         log.info("%s: epoch %d: %s", view.deployment.name, action.number, action.message)
         cause = replace(
-            newest.cause,
-            reason=RENEWED,
-            node="",
-            planned_in=newest.planned_in,
+            record.cause,
+            reason=NODE_BACK if action.back_to else RENEWED,
+            node=newest.cause.node if action.back_to else "",
+            planned_in=record.planned_in,
             renewals=action.renewals,
             seconds_to_plan=0.0,
             gain=None,
             noticed=None,
             planned=None,
-            weighed=kept.weighed,
+            weighed=None if action.back_to else kept.weighed,
         )
-        await self._create_epoch(view, kept, newest.epoch.plan, newest.cluster, cause)
+        await self._create_epoch(view, kept, record.epoch.plan, record.cluster, cause)
         return True
 
     async def _give_orders(self, terms: OrderTerms, view: View, kept: Kept) -> None:

@@ -6,6 +6,7 @@ from typing import Any, Literal
 from strata_operator.api import LLMDeploymentStatus
 from strata_operator.decide.epochs import SendToGateway, SendToSlot
 from strata_operator.decide.standing_orders import Ordered, OrderTerms
+from strata_operator.render.records import EpochRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +27,14 @@ class MakePlan:
 
 @dataclass(frozen=True, slots=True)
 class RenewEpoch:
-    """The same plan in a new epoch: its slots lost what they had in the last one."""
+    """The same plan in a new epoch: its slots lost what they had in the last one. `back_to`: the plan of that epoch, which is in force, in place of a repair
+    that is prepared; None: the newest one's.
+    """
 
     number: int
     message: str
     renewals: int = 1  # how many in a row did not last, this one included
+    back_to: EpochRecord | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from strata_operator.api.status import MAX_EXCLUSIONS, Backoff, Exclusion
 from strata_operator.decide.troubles import SILENT, Trouble
 from strata_operator.decide.view import View
-from strata_operator.render.records import RENEWED, EpochRecord, moment, stamp
+from strata_operator.render.records import NODE_BACK, RENEWED, EpochRecord, moment, stamp
 
 EXCLUDED, LONGEST_EXCLUSION = timedelta(seconds=60), timedelta(hours=1)
 REMEMBERED = timedelta(hours=1)  # after an exclusion ended, its strikes count for so long
@@ -73,7 +73,7 @@ def _exclusions(view: View, found: tuple[Trouble, ...], backoff: Backoff | None)
         ended = {"strikes": 0, "until": stamp(view.now)}
         kept = {node: each.model_copy(update=ended) for node, each in kept.items()}
     for node, each in kept.items():
-        if each.reason == SILENT and _is_known_away(view, node) and view.now < moment(each.until):
+        if each.reason == SILENT and _is_judged(view, node) and view.now < moment(each.until):
             kept[node] = each.model_copy(update={"until": stamp(view.now)})
     for trouble in found:
         before = kept.get(trouble.node)
@@ -83,9 +83,10 @@ def _exclusions(view: View, found: tuple[Trouble, ...], backoff: Backoff | None)
     return tuple(sorted(newest, key=lambda each: each.node))
 
 
-def _is_known_away(view: View, name: str) -> bool:
-    """Kubernetes has noticed: from now on its word counts for the node, also when it is back."""
-    return not view.is_there(name)
+def _is_judged(view: View, name: str) -> bool:
+    """Kubernetes has noticed: from now on its word counts for the node, also when it is back. Or it was heard again in time, and is part of the plan."""
+    is_back = view.newest is not None and view.newest.cause.reason == NODE_BACK
+    return not view.is_there(name) or (is_back and name in {stage.node for stage in view.stages()})
 
 
 def _is_remembered(view: View, exclusion: Exclusion) -> bool:
@@ -118,7 +119,7 @@ def _backoff(view: View) -> Backoff | None:
     before = view.deployment.status.backoff
     last = _last_attempt(view)
     if not last:
-        return before if view.newest and view.newest.cause.reason == RENEWED else None
+        return before if view.newest and view.newest.cause.reason in {RENEWED, NODE_BACK} else None
     calm = _is_edited(view) or _is_at_peace(view)
     attempts = 0 if calm or before is None else before.attempts
     if before is not None and before.last == last:
@@ -133,7 +134,7 @@ def _last_attempt(view: View) -> str:
     failed = max((each for each in view.failures.values() if not each.kept), key=lambda each: each.at, default=None)
     if failed is not None and (newest is None or failed.at >= newest.at):
         return f"{failed.wish}: not found at {stamp(failed.at)}"
-    if newest is None or newest.cause.reason in {*WISHED, RENEWED}:
+    if newest is None or newest.cause.reason in {*WISHED, RENEWED, NODE_BACK}:
         return ""
     return f"{newest.cause.reason}: epoch {newest.epoch.number}"
 

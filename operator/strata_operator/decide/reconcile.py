@@ -35,6 +35,7 @@ from strata_operator.decide.standing_orders import carried_out
 from strata_operator.decide.troubles import Trouble, troubles
 from strata_operator.decide.view import PodView, View
 from strata_operator.decide.wishes import Wanted, foreseen, wanted
+from strata_operator.decide.withdrawal import withdrawal
 from strata_operator.once import once_of_each
 
 RENEWALS_AT_ONCE = 3  # so many epochs of a plan in a row that did not last; further ones wait, each twice as long
@@ -58,6 +59,8 @@ def reconcile(view: View) -> tuple[Action, ...]:
         return report(view, Outcome(view.deployment.status.committed_epoch, memory))
     if served := carried_out(view.ledger, view.seen):  # all else is decided once this is on record
         return RecordOrder(served), *report(view, Outcome(view.deployment.status.committed_epoch, memory))
+    if not any(isinstance(step, RecordCommit) for step in steps) and (back := withdrawal(view)):
+        return back, *report(view, Outcome(view.deployment.status.committed_epoch, memory))
     wish = wanted(view, memory, found, steps)
     planning = _plan(view, wish, memory)
     replaces = (

@@ -174,10 +174,16 @@ class View:
         return self.records[-1] if self.records else None
 
     @property
+    def in_force(self) -> EpochRecord | None:
+        """The epoch that was committed last."""
+        committed = self.deployment.status.committed_epoch
+        return next((record for record in self.records if record.epoch.number == committed), None)
+
+    @property
     def ledger(self) -> Ledger:
-        newest, committed = self.newest, self.deployment.status.committed_epoch
-        in_force = next((record.epoch for record in self.records if record.epoch.number == committed), None)
-        return Ledger(newest.epoch if newest else None, committed, in_force)
+        newest, in_force = self.newest, self.in_force
+        committed = self.deployment.status.committed_epoch
+        return Ledger(newest.epoch if newest else None, committed, in_force.epoch if in_force else None)
 
     @property
     def plan(self) -> Plan | None:

@@ -40,6 +40,7 @@ HURRIED = "strata.dev/hurried"
 SPEC_FILE = "spec.json"
 ORDERED = "StandingOrder"  # of one that was made while no operator was there
 RENEWED = "SlotLost"  # the reason of an epoch whose plan is that of the last one
+NODE_BACK = "NodeBack"  # of one whose plan is that in force, while a repair of it was prepared
 
 Object = dict[str, Any]
 

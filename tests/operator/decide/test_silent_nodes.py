@@ -2,6 +2,7 @@
 
 import pytest
 
+from strata_operator.render.records import stamp
 from tests.operator.world import AWorld, World
 
 
@@ -112,6 +113,78 @@ def test_what_comes_back_before_its_repair_is_planned_is_kept(serving: World) ->
     serving.cluster.set_ready("b", "True")
     serving.passes(10)
     assert serves(serving) == ("Ready", ["a", "b"])
+
+
+@pytest.fixture
+def repairing(serving: World) -> World:
+    """Node b is cut off, its processes live on, and a loads the repair."""
+    serving.planner.repairs, serving.planner.lowers = True, 0
+    is_cut_off(serving)
+    return serving
+
+
+def is_cut_off(world: World) -> None:
+    world.cluster.faults.hangs.add("a")
+    world.cluster.cut_off("b")
+    world.looks(8, every=0.2)
+    assert world.nodes() == ["a"]
+    assert world.status.phase != "Ready"
+
+
+def is_back(world: World) -> None:
+    world.cluster.faults.unreachable.clear()
+    world.cluster.told()
+    world.looks(3, every=0.2)
+
+
+def test_what_is_back_while_its_repair_is_loaded_goes_on(repairing: World) -> None:
+    """The others let go of what they load, and nothing is held against it."""
+    is_back(repairing)
+    repairing.cluster.faults.hangs.clear()
+    repairing.passes(5, every=0.2)
+    assert serves(repairing) == ("Ready", ["a", "b"])
+    assert [(each.reason, each.node) for each in repairing.status.replans][-1] == ("NodeBack", "b")
+    (excluded,) = repairing.status.exclusions
+    assert (excluded.node, excluded.until <= stamp(repairing.cluster.now()), excluded.strikes) == ("b", True, 1)
+    repairing.passes(300)
+    assert serves(repairing) == ("Ready", ["a", "b"])
+    assert "BetterPlan" not in repairing.reasons()
+
+
+def test_who_is_cut_off_again_is_believed_no_more(repairing: World) -> None:
+    """Within the hour: who comes and goes costs a plan each time."""
+    is_back(repairing)
+    repairing.cluster.faults.hangs.clear()
+    repairing.passes(5, every=0.2)
+    is_cut_off(repairing)
+    is_back(repairing)
+    repairing.cluster.faults.hangs.clear()
+    repairing.passes(3, every=0.2)
+    assert serves(repairing) == ("Ready", ["a"])
+
+
+@pytest.mark.parametrize(
+    "why", ["its process was started anew", "planes are gone", "the repair is ready", "it is cordoned"]
+)
+def test_a_repair_is_carried_out_where_it_is_the_shorter_way(serving: World, why: str) -> None:
+    serving.planner.repairs, serving.planner.lowers = True, 2 if why == "planes are gone" else 0
+    is_cut_off(serving)
+    (pod, *_) = serving.cluster.pods_on("b")
+    if why == "its process was started anew":
+        slot = serving.cluster.slot_of(pod)
+        assert slot is not None
+        slot.restart()
+    if why == "the repair is ready":
+        serving.cluster.faults.hangs.clear()
+        serving.cluster.tick(0.1)
+        serving.look()
+    if why == "it is cordoned":
+        serving.cluster.cordon("b", closed=True)
+    is_back(serving)
+    serving.cluster.faults.hangs.clear()
+    serving.passes(5, every=0.2)
+    assert serving.status.phase == "Ready"
+    assert "NodeBack" not in {each.reason for each in serving.status.replans}
 
 
 def test_its_pod_is_not_ended_while_its_plan_takes_long(serving: World) -> None:
