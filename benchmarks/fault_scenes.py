@@ -64,6 +64,7 @@ def _wishes(stages: int, compute_type: str = "float32", device_bytes: int = 600_
 
 
 _KILLS: Mapping[FaultKind, int] = {"kill": 8, "two at once": 1, "during the repair": 1}
+_GONE: Mapping[FaultKind, int] = {"gone": 1, "gone late": 1}
 _CUTS: Mapping[FaultKind, int] = {
     "cut off from its neighbours": 1,
     "cut off from the gateway": 1,
@@ -75,8 +76,8 @@ SCENES = (
     Scene("hung", _wishes(3), {"hung": 1}, 0.1),
     Scene("stuck", _wishes(3), {"stuck": 2, "deaf": 1}, 0.1, step_timeout=3),
     Scene("replica", _wishes(2), {"kill": 1}, 0.2, max_replicas=2),
-    Scene("gone", _wishes(3), {"gone": 1}, 0.12, losses=2),
-    Scene("gone_246m", _wishes(3, "bfloat16", 2_000_000_000), {"gone": 1}, 0.12, losses=2, is_large=True),
+    Scene("gone", _wishes(3), _GONE, 0.12, losses=2),
+    Scene("gone_246m", _wishes(3, "bfloat16", 2_000_000_000), _GONE, 0.12, losses=2, is_large=True),
     Scene("partition", _wishes(3), _CUTS, 0.24, apart=True),
     Scene("unattended", _wishes(3), {"killed unattended": 1}, 0.1),
     Scene("orders", _wishes(3), {"killed unattended": 1}, 0.1, orders=True),

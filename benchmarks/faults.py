@@ -29,6 +29,7 @@ FaultKind = Literal[
     "stuck",
     "deaf",
     "gone",
+    "gone late",
     "cut off from its neighbours",
     "cut off from the gateway",
     "cut off from the controller",
@@ -48,6 +49,8 @@ _HANGS: dict[FaultKind, signal.Signals] = {
     "stuck": hanging_slot.WAITS,
     "deaf": hanging_slot.KEEPS_THE_LOCK,
 }
+# For good: whatever is started in its place ends at once, as one that finds no device, or when it answers, as one that cannot use it.
+_FOR_GOOD: tuple[FaultKind, ...] = ("gone", "gone late")
 _DURING_SECONDS = 0.4  # the second loss comes so much later at most
 _PATIENCE_SECONDS = 90.0
 _SILENT_TIMES = 4.0  # a stream's usual pause between two tokens
@@ -170,7 +173,7 @@ class Injector:
         kind, victims = fault.kind, fault.victims
         later = draw.uniform(0, _DURING_SECONDS)
         self._now, self._more = fault, kind == "during the repair"
-        hits = {"kill": 1, "two at once": 2, "during the repair": 1, "gone": 1}.get(kind, 0)
+        hits = {"kill": 1, "two at once": 2, "during the repair": 1, "gone": 1, "gone late": 1}.get(kind, 0)
         for victim in victims[:hits]:
             _send(self._pids[victim], signal.SIGKILL)
         if kind in _HANGS:
@@ -183,8 +186,8 @@ class Injector:
                 _send(deployment.pids.get(victims[1], 0), signal.SIGKILL)
             while self._now is not None:
                 self._changed.clear()
-                if kind == "gone":
-                    self._kill_again(deployment, victims[0])
+                if kind in _FOR_GOOD:
+                    self._kill_again(deployment, victims[0], late=kind == "gone late")
                 await self._changed.wait()
 
     async def _cut(self, deployment: LocalDeployment, fault: Fault, draw: random.Random) -> None:
@@ -227,10 +230,10 @@ class Injector:
                 await self._changed.wait()
             await deployment.ready()
 
-    def _kill_again(self, deployment: LocalDeployment, victim: str) -> None:
-        """Whatever is started in its place ends as soon as it answers: as one that does not find its device."""
+    def _kill_again(self, deployment: LocalDeployment, victim: str, *, late: bool) -> None:
+        """Whatever is started in its place, at once or as soon as it answers."""
         pid = deployment.pids.get(victim, 0)
-        if pid != self._pids.get(victim) and victim in deployment.slot_statuses:
+        if pid != self._pids.get(victim) and (not late or victim in deployment.slot_statuses):
             self._pids[victim] = pid
             _send(pid, signal.SIGKILL)
 
@@ -243,7 +246,7 @@ class Injector:
 
     def _is_planned(self, deployment: LocalDeployment, fault: Fault) -> bool:
         """A plan without the slot that is gone for good; else the next epoch of the same."""
-        if fault.kind == "gone":
+        if fault.kind in _FOR_GOOD:
             return deployment.plan is not self._plan
         return any(status.prepare.epoch > self._epoch for status in deployment.slot_statuses.values())
 

@@ -151,6 +151,15 @@ def test_what_is_back_while_its_repair_is_loaded_goes_on(repairing: World) -> No
     assert "BetterPlan" not in repairing.reasons()
 
 
+def test_an_operator_that_starts_meanwhile_has_it_go_on_too(repairing: World) -> None:
+    repairing.operator_starts_anew()
+    is_back(repairing)
+    repairing.cluster.faults.hangs.clear()
+    repairing.passes(5, every=0.2)
+    assert serves(repairing) == ("Ready", ["a", "b"])
+    assert repairing.status.replans[-1].reason == "NodeBack"
+
+
 def test_who_is_cut_off_again_is_believed_no_more(repairing: World) -> None:
     """Within the hour: who comes and goes costs a plan each time."""
     is_back(repairing)
