@@ -76,7 +76,7 @@ class Pipelines:
         self._grouping = Grouping(pool, self.degrees, unlike, self._shares)
         self._shares_of: dict[tuple[int, ...], tuple[Shares, ...]] = {}
         self.evaluations = self.work = 0
-        self._only = only or {}
+        self.only = only or {}
         pricer = self.stages.pricers[0]
         self.least_bytes = pricer.least_weight_bytes
         self._most_stages = min(request.max_stages or request.model.num_layers, request.model.num_layers)
@@ -120,7 +120,7 @@ class Pipelines:
         groups: list[Groups] = [()] * count
         bits, ways = [0] * count, [Split(1, EVENLY)] * count
         curves: dict[Groups, Curve] = {}
-        given = self._only.get(composition)
+        given = self.only.get(composition)
         for option in self.options(composition) if given is None else (given,):
             found = self.estimate(option)
             better = np.flatnonzero(found.rates > rates)

@@ -30,6 +30,7 @@ _LEAST_SECONDS = 0.05  # of a proof, where time is over
 _PROVEN_IN_THE_END = 3  # of the layouts that were solved, those that are solved exactly
 _SOLVED_OF_EACH = 12  # layouts of a population that the solver is asked for in the end; on the way it is the best one
 _SOLVED_OF_FEW = 3
+_MOST_TURNS = 8  # of a replica's ring of stages
 _FILLS = 4  # halvings of the sequences in flight between two rungs of the ladder
 _MOST_WORK = 5_000_000  # of estimating pipelines: two or three seconds
 _SECONDS_OF_WORK = 5.0  # time that a search has for that; with less of it there is less to do
@@ -256,7 +257,8 @@ class _Solver:
         """Of the `count` best layouts, with their splits proven as far as there is time. Raises InfeasibleError where no offered layout holds the model."""
         if not self._found:
             raise InfeasibleError([f"no part of the cluster holds {self._request.model_uri} with a sequence of its KV"])
-        full = [self._filled(each) for each in self._found[:count]]
+        both = [way for each in self._found[:count] for way in (each, self._turned(each))]
+        full = [self._filled(each) for place, each in enumerate(both) if each not in both[:place]]
         solved = [
             (self._proven(each.dealt, latest) if proves else self._with_kept(each.dealt), each.score) for each in full
         ]
@@ -279,6 +281,17 @@ class _Solver:
     def _value(self, found: Sequence[SolvedReplica], score: float) -> float:
         return value_of(self._request, found) if self._goal == goal_of(self._request) else score
 
+    def _turned(self, found: "_Found") -> "_Found":
+        """With the ring of each replica begun at another of its stages, or gone round the other way, where that is better: hops are the same all around, and the
+        search has looked at one beginning. What the first and the last stage hold besides layers is not the same for all devices.
+        """
+        best = found
+        for place, (key, replica) in enumerate(() if self._genetic.pipelines.only else found.dealt):
+            for turn in _turns(key.groups):
+                turned = key._replace(groups=tuple(key.groups[at] for at in turn))
+                best = self._with(best, place, turned, tuple(replica.order[at] for at in turn)) or best
+        return best
+
     def _filled(self, found: "_Found") -> "_Found":
         """With as many sequences in flight more as make it better: between two rungs of the ladder nobody has looked."""
         best = found
@@ -299,10 +312,12 @@ class _Solver:
         return next((rung for rung in rungs if rung > share), share) - share
 
     def _with_more(self, found: "_Found", place: int, more: int) -> "_Found | None":
-        """None where they do not fit, or gain nothing."""
         key, replica = found.dealt[place]
-        key = key._replace(share=key.share + more)
-        near = self._near(key, replica.order)
+        return self._with(found, place, key._replace(share=key.share + more), replica.order)
+
+    def _with(self, found: "_Found", place: int, key: "_Key", order: Order) -> "_Found | None":
+        """With this in place of one of its replicas; None where it does not fit, or gains nothing."""
+        near = self._near(key, order)
         if near is None:
             return None
         dealt = (*found.dealt[:place], (key, near), *found.dealt[place + 1 :])
@@ -345,6 +360,19 @@ class _Solver:
                 taken.update(used)
                 return key, known
         return None
+
+
+def _turns(groups: Groups) -> list[tuple[int, ...]]:
+    """Other ways around a ring of stages, by their places, each with other stages at its ends: at most so many of a long one."""
+    count, seen, found = len(groups), {(groups[0], groups[-1])}, list[tuple[int, ...]]()
+    for step in (1, -1):
+        for begin in range(count):
+            turn = tuple((begin + step * k) % count for k in range(count))
+            ends = groups[turn[0]], groups[turn[-1]]
+            if ends not in seen and len(found) < _MOST_TURNS:
+                seen.add(ends)
+                found.append(turn)
+    return found
 
 
 class _Key(NamedTuple):

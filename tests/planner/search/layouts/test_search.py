@@ -21,8 +21,11 @@ from strata_planner.search.layouts.search import (
     laid,
     layout_plan,
     replan_layout,
+    value_of,
 )
+from strata_planner.search.layouts.solved import nearly_solved
 from tests.laws import share, swept
+from tests.planner.builders import a_cluster, a_request
 from tests.planner.search.layouts.layouts import a_device, a_pool, a_pool_request, used
 
 QUICK = Wish(stall=100, seconds=60.0)
@@ -44,6 +47,19 @@ def priced(cluster: Cluster) -> Cluster:
         for node in cluster.nodes
     )
     return msgspec.structs.replace(cluster, nodes=nodes)
+
+
+@settings(max_examples=share(40), deadline=None)
+@given(speeds=st.lists(st.sampled_from([0.5, 1.0, 2.0, 4.0]), min_size=2, max_size=4), seed=st.integers(0, 3))
+def test_no_other_beginning_of_a_ring_is_better(speeds: list[float], seed: int) -> None:
+    """The embedding and the head lie at its ends, and are as large as many layers."""
+    request = a_request(a_cluster(*[4.0] * len(speeds), speeds=tuple(speeds)), max_replicas=1, theta=0.0)
+    layout = best_layout(request, dataclasses.replace(QUICK, seed=seed))
+    (replica,) = layout.replicas
+    for begin in range(len(replica.order)):
+        turned = (*replica.order[begin:], *replica.order[:begin])
+        other = nearly_solved(request, turned, replica.concurrency)
+        assert other is None or value_of(request, (other,)) <= layout.value(request) * (1 + 1e-6)
 
 
 @settings(max_examples=share(12), deadline=None)
