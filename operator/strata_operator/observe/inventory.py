@@ -279,7 +279,7 @@ class _SeenNode:
         processors, memory = self._free()
         if processors < count:
             needs = "a slot needs" if count == 1 else f"the label {COUNT_LABEL} makes them {count} devices, each needs"
-            return f"{processors} processors are free beside the gateway's share; {needs} a whole one"
+            return f"{processors} processors are free beside the gateways' share; {needs} a whole one"
         idle = idle_bytes(count)
         if memory - idle < count:
             return (

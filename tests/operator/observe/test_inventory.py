@@ -174,17 +174,17 @@ REFUSALS = {
     "no whole processor": (
         a_node().as_cpu_device(cpu="1200m"),
         {},
-        "node a: 0.950 processors are free beside the gateway's share; a slot needs a whole one",
+        "node a: 0.700 processors are free beside the gateways' share; a slot needs a whole one",
     ),
     "no memory": (
-        a_node().as_cpu_device(memory="1Gi"),
+        a_node().as_cpu_device(memory="1536Mi"),
         {},
         "node a: 0.5 GiB of memory are free; the process of a slot alone takes 1.0 GiB",
     ),
     "more devices than processors": (
         a_node().as_cpu_device(cpu="4", count=4),
         {},
-        "node a: 3.750 processors are free beside the gateway's share; the label strata.dev/device.count makes them 4 devices",
+        "node a: 3.500 processors are free beside the gateways' share; the label strata.dev/device.count makes them 4 devices",
     ),
     "a count that is none": (
         a_node().as_cpu_device().labelled({"strata.dev/device.count": "two"}),
@@ -238,12 +238,12 @@ def test_a_product_with_a_profile_is_planned() -> None:
     assert found.cluster.accelerators()[0].profile.memory_bytes == 20480 << 20
 
 
-def test_a_cpu_device_is_what_is_free_beside_process_and_gateway() -> None:
+def test_a_cpu_device_is_what_is_free_beside_process_and_gateways() -> None:
     (node,) = inventory(
         a_node().as_cpu_device("4", "8Gi"), a_pod().on("a").requesting(cpu="1500m", memory="1Gi")
     ).cluster.nodes
-    # 4 - 1.5 - the gateway's 0.25, in whole processors; 8 - 1 - the gateway's 0.5 - the process' 1
-    assert node.devices == (Device(type="cpu", memory_bytes=int(5.5 * GIB), threads=2),)
+    # 4 - 1.5 - two gateways' 0.25 each, in whole processors; 8 - 1 - the gateways' 0.5 each - the process' 1
+    assert node.devices == (Device(type="cpu", memory_bytes=5 * GIB, threads=2),)
 
 
 def test_a_running_cpu_slot_keeps_what_it_holds() -> None:
@@ -255,8 +255,8 @@ def test_a_running_cpu_slot_keeps_what_it_holds() -> None:
 
 def test_a_nodes_processors_may_be_several_devices() -> None:
     (node,) = inventory(a_node().as_cpu_device("9", "8Gi", 2)).cluster.nodes
-    # 9 - the gateway's 0.25, halved; 8 - the gateway's 0.5 - what a slot with two devices takes before it has a role
-    memory = (int(7.5 * GIB) - idle_bytes(2)) // 2
+    # 9 - two gateways' 0.25 each, halved; 8 - the gateways' 0.5 each - what a slot with two devices takes before it has a role
+    memory = (7 * GIB - idle_bytes(2)) // 2
     assert node.devices == (Device(type="cpu", count=2, memory_bytes=memory, threads=4),)
 
 
