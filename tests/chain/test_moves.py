@@ -29,6 +29,7 @@ def test_pages_of_stages_that_move_are_computed_by_nobody_again(world: ChainWorl
     assert scenes.whole(world.clients)
 
 
+@pytest.mark.slow  # runtime/slot/test_givers.py has each, without an operator
 @pytest.mark.parametrize("giver", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["giver", "taker"])
 @pytest.mark.parametrize("befalls", [BEFALLS[0], *(pytest.param(each, marks=pytest.mark.slow) for each in BEFALLS[1:])])
 def test_whatever_befalls_pages_under_way_nobody_waits_for_ever(world: ChainWorld, befalls: str, giver: bool) -> None:  # noqa: FBT001

@@ -299,6 +299,7 @@ async def test_a_connection_that_comes_again_is_no_loss_and_hears_of_changes(mon
         await told.aclose()
 
 
+@pytest.mark.slow  # waits for seconds; test_controller.py has looks that grow rare, by virtual time
 async def test_who_says_the_same_is_asked_more_and_more_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control_client, "ASK_AGAIN_SECONDS", 0.01)
     async with serving(FakeSlot("a")) as served:

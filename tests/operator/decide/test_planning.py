@@ -124,6 +124,7 @@ def test_a_margin_is_left_free_of_every_device_beside_what_the_user_said() -> No
     assert with_margin(stated, cluster, 0.0) == (stated, cluster)
 
 
+@pytest.mark.slow  # planner/replan/test_decision.py keeps plans
 def test_the_plan_in_force_is_kept_where_another_gains_less_than_min_gain(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     spec = {

@@ -127,6 +127,7 @@ def test_the_planner_answers_a_loss_with_a_repair_and_a_wish_with_a_search(folde
     assert searched.gain is not None
 
 
+@pytest.mark.slow  # planner/replan/test_shadows.py has what is kept, test_shadow_status.py what is told
 def test_a_takeover_is_shadowed_where_the_object_wants_it(folder: Path) -> None:
     running = asked(folder, *NAMES).plan
     assert running is not None

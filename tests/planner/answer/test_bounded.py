@@ -5,6 +5,7 @@ import random
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -51,7 +52,7 @@ def passes(plan: Plan, bound: float | None) -> bool:
     return plan.objective.value < bound * (1 - 1e-6)
 
 
-@settings(max_examples=share(12, 6), deadline=None)
+@settings(max_examples=share(12, 12), deadline=None)
 @given(seed=st.integers(0, 100_000), goal=st.sampled_from(("throughput", "cost", "latency", "slo")))
 def test_no_plan_of_replicas_passes_the_bound(seed: int, goal: Any) -> None:
     """By any solver, with any of several chunks, numbers of stages and of replicas."""
@@ -69,7 +70,8 @@ def test_no_plan_of_replicas_passes_the_bound(seed: int, goal: Any) -> None:
             assert not passes(plan, told.bound)
 
 
-@settings(max_examples=share(12, 6), deadline=None)
+@pytest.mark.slow  # the law above has plans of replicas
+@settings(max_examples=share(12, 12), deadline=None)
 @given(seed=st.integers(0, 100_000))
 def test_no_pipeline_of_any_solver_passes_the_bound_of_another(seed: int) -> None:
     found = [planned(drawn(seed, solver=solver)) for solver in ("pipeline", "exact", "transfer")]

@@ -23,7 +23,7 @@ from tests.laws import share
 from tests.planner.builders import MIB, a_cluster, a_profile, a_request
 
 laws = settings(
-    max_examples=share(24, 10),
+    max_examples=share(24, 24),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
     phases=[Phase.explicit, Phase.reuse, Phase.generate],  # plans are searched for each example

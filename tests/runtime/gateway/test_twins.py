@@ -271,6 +271,7 @@ async def test_two_that_begin_the_same_at_once(twins: tuple[Twin, Twin]) -> None
 PAGE = Path(__file__).parents[3] / "docs/openai-api.md"
 
 
+@pytest.mark.slow  # waits as a client does; those above have each thing that it meets
 async def test_the_documented_client_loses_nothing(tokenizer: Tokenizer, leader: FakeLeader) -> None:
     """Through an address whose connections break, and that leads to another gateway each time."""
     leader.model = scripted(tokenizer, FOX)

@@ -93,6 +93,7 @@ def text_of_one(pipeline: PipelineHarness, plan: Plan, ranks: Sequence[int]) -> 
     return expected
 
 
+@pytest.mark.slow  # loading/test_unlike_ranks.py has the arithmetic, and the tests below the slots
 @pytest.mark.parametrize("shares", swept([((3, 1),), ((1, 3), (1, 2, 1))], [((3, 1),)]))
 def test_text_is_the_same_whatever_the_shares_of_ranks(tiny_llama: Path, shares: tuple[Shares, ...]) -> None:
     """Prompts in chunks, prefixes that are found, preemption, drafts; and other shares on the same devices are loaded anew."""

@@ -174,6 +174,7 @@ class Halted:
         return self._real(*given, **options)
 
 
+@pytest.mark.slow  # test_a_takeover_reads_nothing_that_was_kept takes what is whole
 def test_a_takeover_in_the_middle_of_reading_takes_what_is_there(
     copied: Path, counted: Counted, monkeypatch: pytest.MonkeyPatch
 ) -> None:

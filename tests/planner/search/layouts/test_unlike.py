@@ -32,7 +32,7 @@ from strata_planner.simulate.pricing import StagePricer
 from tests.laws import share
 from tests.planner.builders import CARD, MIB, a_model, a_profile, a_request
 
-laws = settings(max_examples=share(24), deadline=None)
+laws = settings(max_examples=share(24, 24), deadline=None)
 MODEL = a_model(num_attention_heads=8, num_key_value_heads=8)
 WIDE = a_model(hidden_size=512, intermediate_size=1536, num_attention_heads=8, num_key_value_heads=8)  # 24 tiles
 ONE_REQUEST = Workload(prompt_tokens=32, output_tokens=16, concurrency=1)
@@ -91,6 +91,7 @@ def test_a_plan_keeps_to_the_memory_of_each_device_and_is_the_same_again(
     assert make_plan(request).plan == plan
 
 
+@pytest.mark.slow  # test_plan_laws.py has one more device
 @laws
 @given(first=CARDS, second=CARDS, load=LOADS)
 def test_a_second_device_of_whatever_speed_is_never_worse(first: Device, second: Device, load: Workload) -> None:

@@ -27,6 +27,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(strategies, "PASSES", 1)
 
 
+@pytest.mark.slow  # the others of this file measure one
 def test_every_work_is_measured_in_every_format() -> None:
     said = list[tuple[int, int, str]]()
     subject = SharedSubject(FIELDS, 2, 1, "bfloat16", more=(Work("decode", 2, 1, 5), Work("decode", 1, 1, 100_000)))
