@@ -33,6 +33,18 @@ def world() -> Iterator[ChainWorld]:
         made.close()
 
 
+@pytest.mark.slow  # decide/test_trouble_that_stays.py has it of the operator alone
+def test_two_that_never_reach_each_other_are_not_planned_side_by_side_for_ever(world: ChainWorld) -> None:
+    """Their nodes are there, and both answer the operator."""
+    world.part("chat-a-0", "chat-b-0", apart=True)
+    world.passes(60, every=0.5)
+    world.settle()
+    status = status_of(world.cluster, NAME)
+    assert status.phase == "Ready"
+    assert not {"a", "b"} <= {stage.node for stage in status.stages}
+    assert all(client.got == client.wanted for client in world.clients)
+
+
 def one(world: ChainWorld) -> Client:
     """A client in the midst of its answer."""
     return next(client for client in world.clients if 0 < len(client.got) < len(client.wanted))

@@ -11,12 +11,17 @@ from strata_operator.decide.brake import losses
 from strata_operator.decide.epochs import PlanWithout, Step, holds, progress_of, why_broken
 from strata_operator.decide.view import View
 from strata_operator.render.records import moment, stamp
+from strata_planner.contract.control import SlotStatus
 from strata_planner.contract.plan import Stage
 
 # So long a slot may wait for a place, for its pod, for its image, or for the end of the pod before.
 UNSCHEDULABLE = timedelta(seconds=60)
 STALLED = "PrepareStalled"
 SILENT = "NodeSilent"
+PARTED = "PeersUnreachable"
+FORMED_IN_VAIN = (
+    3  # epochs in a row in which slots lost each other, though all of them answer: what is between them does not heal
+)
 TOLD_TIMES = 10  # so often at most within the time that it may make no progress, that of a download is written
 
 
@@ -40,6 +45,8 @@ def troubles(view: View, steps: Iterable[Step]) -> tuple[Trouble, ...]:
             found.setdefault(stage.node, Trouble(stage.node, SILENT, told))
         for trouble in _of(view, stage, refused):
             found.setdefault(stage.node, trouble)
+    if parted := _parted(view):
+        found.setdefault(parted.node, parted)
     return tuple(found.values())
 
 
@@ -67,6 +74,30 @@ def progress(view: View, stage: Stage) -> Progress:
     if reached == before.reached and loaded > before.loaded and (view.now - before.since).total_seconds() >= every:
         return Progress(reached, loaded, view.now)
     return before
+
+
+def _parted(view: View) -> Trouble | None:
+    """Of slots that serve an epoch and lose each other in each one, whom most have lost; of equals the one further back. Its node is done without, for all
+    answer their controller: only their network is to blame, and forming them anew has not helped.
+    """
+    newest = view.newest
+    if newest is None or not view.is_committed or newest.cause.renewals < FORMED_IN_VAIN:
+        return None
+    number = newest.epoch.number
+    serving = {slot: each for slot, each in view.seen.slots.items() if each.committed_epoch == number}
+    missed = {
+        stage.slot: [name for name, each in serving.items() if _misses(each, stage.slot)] for stage in view.stages()
+    }
+    stage = max(view.stages(), key=lambda each: (each.slot in serving, len(missed[each.slot]), each.stage, each.slot))
+    if stage.slot not in serving or not missed[stage.slot]:
+        return None
+    who = " and ".join(sorted(missed[stage.slot]))
+    told = f"slot {stage.slot} answers, and {who} lost it in {newest.cause.renewals} epochs in a row: see to the network between their nodes"
+    return Trouble(stage.node, PARTED, told)
+
+
+def _misses(status: SlotStatus, slot: str) -> bool:
+    return any(peer.slot == slot for peer in status.lost_peers)
 
 
 def _of(view: View, stage: Stage, refused: dict[str, str]) -> Iterator[Trouble]:

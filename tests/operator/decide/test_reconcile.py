@@ -325,7 +325,7 @@ def test_a_slot_that_was_started_anew_gets_a_new_epoch_of_the_same_plan(serving:
 def test_epochs_that_never_last_are_renewed_with_pauses(serving: Pretended) -> None:
     renewed = 0
     for _ in range(40):
-        serving.slots["b"].lose("a")
+        serving.slots["b"].failure = "a step failed"
         renewed += sum(word.startswith("renew") for word in serving.step())
     assert renewed == 3
     serving.now += timedelta(seconds=10)

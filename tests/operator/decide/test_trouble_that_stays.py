@@ -29,6 +29,44 @@ def test_a_slot_that_loads_for_ever_is_planned_without_after_the_timeout(a_world
     assert "slot chat-b made no progress with epoch 1 for 300 s (replanning.prepareTimeoutSeconds)" in exclusion.message
 
 
+def loses_its_neighbour(world: World, node: str, times: int) -> None:
+    """Once in each epoch, while both answer the operator."""
+    for _ in range(times):
+        (pod, *_) = world.cluster.pods_on("a" if node == "b" else "b")
+        slot = world.cluster.slot_of(pod)
+        assert slot is not None
+        slot.lose(f"chat-{node}")
+        world.passes(40, every=5)
+
+
+@pytest.mark.parametrize(("node", "left"), [("a", ["b", "c"]), ("b", ["a", "c"])])
+def test_slots_that_lose_each_other_in_every_epoch_are_planned_apart(
+    a_world: AWorld, node: str, left: list[str]
+) -> None:
+    world = a_world()
+    world.passes(10)
+    loses_its_neighbour(world, node, 3)
+    assert world.nodes() == ["a", "b"], "it may heal"
+    loses_its_neighbour(world, node, 1)
+    assert (world.status.phase, world.nodes()) == ("Ready", left)
+    (excluded,) = world.status.exclusions
+    assert (excluded.node, excluded.reason) == (node, "PeersUnreachable")
+    assert "lost it in 3 epochs in a row: see to the network between their nodes" in excluded.message
+
+
+def test_who_is_started_anew_again_and_again_is_not_parted_from_its_neighbours(a_world: AWorld) -> None:
+    world = a_world()
+    world.passes(10)
+    for _ in range(5):
+        neighbour, slot = (world.cluster.slot_of(world.cluster.pods_on(node)[0]) for node in "ab")
+        assert slot is not None
+        assert neighbour is not None
+        slot.restart()
+        neighbour.lose("chat-b")
+        world.passes(40, every=5)
+    assert world.nodes() == ["a", "b"]
+
+
 def test_a_slot_that_fetches_its_model_gets_further(a_world: AWorld) -> None:
     """For longer than it may make no progress, without a whole layer; then the download stands still."""
     world = a_world()
