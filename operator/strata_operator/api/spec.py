@@ -400,7 +400,7 @@ class GatewaySpec(ApiType):
     public site)."""
     service: GatewayService = GatewayService()
     resources: ResourceAmounts = ResourceAmounts(requests={"cpu": "250m", "memory": "512Mi"}, limits={"memory": "2Gi"})
-    """Resources of the gateway's container."""
+    """Resources of the gateway's container. Without a request of processors whatever starts beside it starves it, and streams wait for seconds."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
