@@ -19,9 +19,7 @@ UNSCHEDULABLE = timedelta(seconds=60)
 STALLED = "PrepareStalled"
 SILENT = "NodeSilent"
 PARTED = "PeersUnreachable"
-FORMED_IN_VAIN = (
-    3  # epochs in a row in which slots lost each other, though all of them answer: what is between them does not heal
-)
+FORMED_IN_VAIN = 3  # epochs in a row in which slots that all answer lost each other: what is between them does not heal
 TOLD_TIMES = 10  # so often at most within the time that it may make no progress, that of a download is written
 
 
