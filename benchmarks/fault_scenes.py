@@ -76,6 +76,7 @@ SCENES = (
     Scene("hung", _wishes(3), {"hung": 1}, 0.1),
     Scene("stuck", _wishes(3), {"stuck": 2, "deaf": 1}, 0.1, step_timeout=3),
     Scene("replica", _wishes(2), {"kill": 1}, 0.2, max_replicas=2),
+    Scene("replicas", _wishes(2), {"one of each replica": 1}, 0.1, max_replicas=2),
     Scene("gone", _wishes(3), _GONE, 0.12, losses=2),
     Scene("gone_246m", _wishes(3, "bfloat16", 2_000_000_000), _GONE, 0.12, losses=2, is_large=True),
     Scene("partition", _wishes(3), _CUTS, 0.24, apart=True),

@@ -25,6 +25,7 @@ FaultKind = Literal[
     "kill",
     "two at once",
     "during the repair",
+    "one of each replica",
     "hung",
     "stuck",
     "deaf",
@@ -52,6 +53,9 @@ _HANGS: dict[FaultKind, signal.Signals] = {
 # For good: whatever is started in its place ends at once, as one that finds no device, or when it answers, as one that cannot use it.
 _FOR_GOOD: tuple[FaultKind, ...] = ("gone", "gone late")
 _DURING_SECONDS = 0.4  # the second loss comes so much later at most
+_LATE_SECONDS = (
+    2.0  # of two replicas that lost a slot each, the process of one is stopped for so long as soon as it starts
+)
 _PATIENCE_SECONDS = 90.0
 _SILENT_TIMES = 4.0  # a stream's usual pause between two tokens
 _BRIEF_SECONDS = (0.3, 4.0)  # cuts within the grace,
@@ -158,6 +162,9 @@ class Injector:
         leaders = {stage.slot for stage in deployment.plan.stages if stage.leader}
         among = sorted(leaders) if kind == "cut off from the gateway" else slots  # which speaks with no other
         victims = tuple(draw.sample(among, 2 if kind in {"two at once", "during the repair"} else 1))
+        if kind == "one of each replica":
+            replicas = draw.sample(deployment.plan.replicas, 2)
+            victims = tuple(draw.choice(replica.stages).slot for replica in replicas)
         self._epoch = _newest(deployment)
         self._plan, self._pids = deployment.plan, deployment.pids
         fault = Fault(kind, victims, time.monotonic(), not leaders.isdisjoint(victims))
@@ -173,7 +180,7 @@ class Injector:
         kind, victims = fault.kind, fault.victims
         later = draw.uniform(0, _DURING_SECONDS)
         self._now, self._more = fault, kind == "during the repair"
-        hits = {"kill": 1, "two at once": 2, "during the repair": 1, "gone": 1, "gone late": 1}.get(kind, 0)
+        hits = 0 if kind in _HANGS else 2 if kind in {"two at once", "one of each replica"} else 1
         for victim in victims[:hits]:
             _send(self._pids[victim], signal.SIGKILL)
         if kind in _HANGS:
@@ -184,11 +191,22 @@ class Injector:
                 self._more = False
                 self._epoch = _newest(deployment)
                 _send(deployment.pids.get(victims[1], 0), signal.SIGKILL)
+            if kind == "one of each replica":
+                await self._start_late(deployment, victims[1])
             while self._now is not None:
                 self._changed.clear()
                 if kind in _FOR_GOOD:
                     self._kill_again(deployment, victims[0], late=kind == "gone late")
                 await self._changed.wait()
+
+    async def _start_late(self, deployment: LocalDeployment, victim: str) -> None:
+        """Its next process: it is there, and says nothing yet."""
+        while (pid := deployment.pids.get(victim, 0)) in {0, self._pids[victim]}:
+            self._changed.clear()
+            await self._changed.wait()
+        _send(pid, signal.SIGSTOP)
+        await asyncio.sleep(_LATE_SECONDS)
+        _send(pid, signal.SIGCONT)
 
     async def _cut(self, deployment: LocalDeployment, fault: Fault, draw: random.Random) -> None:
         """Within the grace or beyond it, both as often."""

@@ -86,6 +86,15 @@ class ChainMachine(RuleBasedStateMachine):
         self.world.cluster.time.passes(after)
         self.world.kill(pod)
 
+    @rule(soon=pods, late=pods, seconds=st.sampled_from([0.5, 3.0, 12.0]))
+    def two_slots_are_killed_of_which_one_loads_for_long(self, soon: str, late: str, seconds: float) -> None:
+        node = late.split("-")[1]
+        self.world.cluster.faults.hangs.add(node)
+        for pod in {soon, late}:
+            self.world.kill(pod)
+        self.world.passes(seconds, every=seconds / 20)
+        self.world.cluster.faults.hangs.discard(node)
+
     @rule(pod=pods)
     def a_slot_is_gone_for_good(self, pod: str) -> None:
         self.world.kill(pod, for_good=True)

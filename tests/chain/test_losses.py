@@ -45,6 +45,28 @@ def test_two_that_never_reach_each_other_are_not_planned_side_by_side_for_ever(w
     assert all(client.got == client.wanted for client in world.clients)
 
 
+@pytest.mark.parametrize("late", ["chat-c-0", "chat-d-0"])
+def test_of_two_replicas_that_lost_a_slot_each_the_first_to_be_whole_serves_and_the_other_joins_it(
+    world: ChainWorld, late: str
+) -> None:
+    """A slot that loads for long keeps nobody waiting who has nothing of its replica."""
+    node = late.split("-")[1]
+    world.cluster.faults.hangs.add(node)
+    for pod in ("chat-b-0", late):
+        world.kill(pod)
+    world.passes(8.0, every=0.1)
+    assert all(client.got == client.wanted for client in world.clients)
+    gateway = world.cluster.gateways[GATEWAY].dispatcher.status()
+    assert (gateway.replicas, gateway.leaders_connected) == ((0,), 1)
+    status = status_of(world.cluster, NAME)
+    assert (status.phase, status.committed_epoch) == ("Replanning", gateway.epoch)
+    world.cluster.faults.hangs.discard(node)
+    world.settle()
+    joined = world.cluster.gateways[GATEWAY].dispatcher.status()
+    assert (joined.epoch, joined.replicas, joined.leaders_connected) == (gateway.epoch, (0, 1), 2)
+    assert status_of(world.cluster, NAME).phase == "Ready"
+
+
 def one(world: ChainWorld) -> Client:
     """A client in the midst of its answer."""
     return next(client for client in world.clients if 0 < len(client.got) < len(client.wanted))

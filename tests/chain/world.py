@@ -23,12 +23,13 @@ from strata_runtime.wire import transport
 from tests.chain import slot_process
 from tests.chain.arithmetic import Executor
 from tests.chain.client import Client, KeptClient, a_client
-from tests.chain.cluster import NAME, PAGES, POOL_BYTES, ROOMY_BYTES, TIGHT_BYTES, Chain, ChainPlanner
+from tests.chain.cluster import NAME, PAGES, POOL_BYTES, ROOMY_BYTES, TIGHT_BYTES, Chain, ChainPlanner, ChainSlot
 from tests.chain.gateway_process import GatewayProcess
-from tests.chain.slot_process import Served
+from tests.chain.slot_process import Served, SlotProcess
 from tests.chain.virtual_network import Frames, Host
 from tests.chain.virtual_threads import VirtualThreading
 from tests.chain.virtual_zmq import VirtualZmq, await_event, read_event
+from tests.operator.cluster_model import status_of
 from tests.operator.virtual_operator import ApiFaults, ModelControl, VirtualOperator
 
 # Until all is well again, once nothing goes wrong any more: after many failures the next plan waits for ten minutes, behind a prepare that stalls, and so does the one
@@ -105,12 +106,15 @@ class ChainWorld:
         control.on_message = self._check_commit
         return VirtualOperator(self.cluster, self.api, control, self.planner)
 
-    def _check_commit(self, _: Any, message: Any) -> None:
-        """Before anybody is told to, all have prepared."""
-        for name, process in self.cluster.slots().items() if isinstance(message, Commit) else ():
+    def _check_commit(self, told: Any, message: Any) -> None:
+        """Before anybody is told to, all of its replicas have prepared."""
+        if not isinstance(message, Commit) or not isinstance(told, ChainSlot):
+            return
+        own = _asked_for(told.process, message.epoch)
+        for name, process in self.cluster.slots().items():
             state = process.slot.status().prepare
-            if (state.epoch, state.phase) == (message.epoch, "loading"):
-                self.cluster.found.append(f"epoch {message.epoch} is committed while {name} loads")
+            if state.phase == "loading" and own & _asked_for(process, message.epoch):
+                self.cluster.found.append(f"{told.name} is to commit epoch {message.epoch} while {name} loads")
 
     def operator_starts_anew(self) -> None:
         self.operator.close()
@@ -316,10 +320,11 @@ class ChainWorld:
         return all(client.done or client.error for client in self.clients) and self.is_serving()
 
     def is_serving(self) -> bool:
-        """At all gateways."""
+        """At all gateways, and by all replicas of the plan as the operator sees it."""
         dispatchers = [gateway.dispatcher for gateway in self.cluster.gateways.values()]
         told = [(each.status(), len(each._links)) for each in dispatchers]
-        return bool(told) and all(status.epoch and status.leaders_connected == count for status, count in told)
+        is_routed = bool(told) and all(status.epoch and status.leaders_connected == count for status, count in told)
+        return is_routed and status_of(self.cluster, NAME).phase == "Ready"
 
     def story(self) -> str:
         slots = {name: process.slot._essence() for name, process in self.cluster.slots().items()}
@@ -341,6 +346,12 @@ class ChainWorld:
 
 def _served(worker: Any, name: str, failed: Callable[[str], None], *_: object) -> Served:
     return Served(worker, failed, name)
+
+
+def _asked_for(process: SlotProcess, epoch: int) -> set[int]:
+    """The replicas of which a slot was to prepare roles."""
+    asked = process.slot._asked
+    return {role.replica for role in asked.roles} if asked is not None and asked.epoch == epoch else set()
 
 
 def _as_it_is(_: Host, frames: Frames) -> Frames:

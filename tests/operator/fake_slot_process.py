@@ -1,6 +1,6 @@
 """A slot process that loads nothing. FAKE_SLOT_REFUSES="b: reason" makes slot b refuse, FAKE_SLOT_CRASHES=b makes it end.
 
-FAKE_SLOT_HANGS=b makes it load for ever. FAKE_SLOT_GONE=FILE ends every slot whose name the file has, once there is one.
+FAKE_SLOT_HANGS=b makes it load for ever, FAKE_SLOT_LATE=FILE as long as the file names it. FAKE_SLOT_GONE=FILE ends every slot whose name the file has, once there is one.
 FAKE_SLOT_ACCUSES=FILE makes every slot lose the one that the file names, once there is one. FAKE_SLOT_STUCK=FILE: a step of the slot that the file names hangs.
 """
 
@@ -29,6 +29,8 @@ def main(arguments: Sequence[str]) -> int:
     stuck = Path(os.environ.get("FAKE_SLOT_STUCK", "/nowhere"))
     accused = Path(os.environ.get("FAKE_SLOT_ACCUSES", "/nowhere"))
 
+    late = Path(os.environ.get("FAKE_SLOT_LATE", "/nowhere"))
+
     def settle() -> SlotStatus | None:
         if slot.running and not slot.hung and stuck.is_file() and stuck.read_text() == slot.name:
             stuck.unlink()
@@ -37,7 +39,8 @@ def main(arguments: Sequence[str]) -> int:
         if not slot.lost and accused.is_file():
             slot.lose(accused.read_text())
             return slot.status()
-        if slot.prepare.phase != "loading" or os.environ.get("FAKE_SLOT_HANGS") == slot.name:
+        is_late = os.environ.get("FAKE_SLOT_HANGS") == slot.name or (late.is_file() and late.read_text() == slot.name)
+        if slot.prepare.phase != "loading" or is_late:
             return None
         slot.finish_loading()
         return slot.status()

@@ -195,10 +195,14 @@ class FakeGateway:
             running_requests=0,
             drafted=self.drafted,
             changes=tuple(msgspec.structs.replace(self.cost, epoch=each) for each in self.epochs) if self.tells else (),
+            replicas=tuple(leader.replica for leader in self.route.leaders) if self.route else (),
         )
 
     def handle(self, message: SetRoute | GetStatus | Watch) -> GatewayStatus:
-        if isinstance(message, SetRoute) and message.epoch > (self.route.epoch if self.route else 0):
+        if isinstance(message, SetRoute) and self.route and message.epoch == self.route.epoch:
+            more = [each for each in message.leaders if each not in self.route.leaders]
+            self.route = msgspec.structs.replace(self.route, leaders=(*self.route.leaders, *more))
+        elif isinstance(message, SetRoute) and message.epoch > (self.route.epoch if self.route else 0):
             self.route, self.lost = message, set()
             self.epochs = [*self.epochs, message.epoch][-8:]
         return self.status()

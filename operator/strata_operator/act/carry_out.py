@@ -334,11 +334,11 @@ class Hands:
         log.warning("%s/%s: no plan (%s): %s", deployment.namespace, deployment.name, answer.reason, answer.message)
 
     async def _renew(self, action: RenewEpoch, view: View, kept: Kept) -> bool:
-        """Only if every slot answers now: one that has just died looks alive for a moment, and could not prepare."""
+        """Only if every slot that seems to answers now: one that has just died looks alive for a moment, and could not prepare."""
         newest = view.newest
         assert newest is not None
         record = action.back_to or newest
-        if not await kept.links.all_answer(slots_in(record.epoch.plan)):
+        if not await kept.links.all_answer(slots_in(record.epoch.plan) & set(view.seen.slots)):
             return True
         log.info("%s: epoch %d: %s", view.deployment.name, action.number, action.message)
         cause = replace(

@@ -53,7 +53,8 @@ def phase_of(view: View, outcome: Outcome, *, ready: bool) -> Phase:
         return "Ready"
     if not _has_served(view):
         return "Failed" if _is_stuck(outcome) else "Loading"
-    return "Replanning" if outcome.committed < newest.epoch.number and not _is_stuck(outcome) else "Degraded"
+    is_loading = outcome.committed < newest.epoch.number or view.waiting
+    return "Replanning" if is_loading and not _is_stuck(outcome) else "Degraded"
 
 
 def _is_stuck(outcome: Outcome) -> bool:
@@ -209,6 +210,8 @@ def _why_not_ready(view: View, outcome: Outcome) -> tuple[str, str]:
         return hindrance
     if outcome.committed < newest.epoch.number:
         return "Loading", f"epoch {newest.epoch.number} is being prepared"
+    if view.waiting:
+        return "Loading", f"epoch {newest.epoch.number} serves, and replicas are added to it: {_stages_ready(view)[2]}"
     return _why_not_reached(view)
 
 

@@ -5,12 +5,13 @@ looks at what is, never at what happened, so that doing its steps twice changes 
 anew goes on where the last one stopped. Knows nothing of sockets, processes or Kubernetes (protocol: changing the epoch).
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 
 from msgspec import structs
 
 from strata_operator.decide.formation import replicas_going_on, why_not_going_on
+from strata_operator.decide.parts import begun, holds, is_prepared, may_begin, parts_of, slots_in, waiting
 from strata_operator.render.epoch import Epoch, Formation
 from strata_planner.contract.control import (
     Commit,
@@ -64,7 +65,7 @@ class CreateEpoch:
 
 @dataclass(frozen=True, slots=True)
 class RecordCommit:
-    """Every slot has prepared this epoch: record that it is in force, before anyone is told."""
+    """Parts of this epoch have prepared it, and nobody who serves is kept waiting by that: record that it is in force, before anyone is told."""
 
     number: int
 
@@ -101,8 +102,8 @@ def next_steps(desired: Plan, ledger: Ledger, seen: Observed) -> tuple[Step, ...
         return (CreateEpoch(1 + highest_epoch(ledger, seen), desired, reason, going_on(desired, ledger, seen)),)
     epoch = ledger.newest
     if ledger.committed < epoch.number:
-        return _refusals(epoch, seen) or _prepares(epoch, ledger.in_force, seen) or _record(epoch, seen)
-    commits, leaves = _commits(epoch, seen), _leaves(epoch, seen)
+        return _refusals(epoch, seen) or _prepares(epoch, ledger.in_force, seen) or _record(epoch, ledger, seen)
+    commits, leaves = _commits(epoch, seen), (*_refusals(epoch, seen), *_leaves(epoch, seen))
     return (*commits, *leaves) if commits else (*leaves, *_routes(epoch, seen))
 
 
@@ -120,12 +121,13 @@ def why_new_epoch(desired: Plan, ledger: Ledger, seen: Observed) -> str:
         return "the plan has changed"
     if (known := max(highest_known(seen), ledger.committed)) > epoch.number:
         return f"epoch {known} is known to a slot or gateway; the newest on record is {epoch.number}"
-    if not slots_of(epoch.plan) <= set(seen.slots):
-        return ""  # a slot that is away cannot prepare: wait for it, or for another plan
+    # A slot that is away cannot prepare: its part waits for it, or for another plan.
+    there = slots_in(part for part in parts_of(epoch.plan) if part <= set(seen.slots))
+    whole = replace(seen, slots={slot: seen.slots[slot] for slot in there})
     if ledger.committed < epoch.number:
-        return why_not_going_on(epoch, seen.slots)
-    used_up = "its standing orders are used up" if epoch.reserved and epoch.plan.orders is not None else ""
-    return why_broken(epoch, seen) or used_up
+        return why_not_going_on(epoch, whole.slots)
+    is_used_up = epoch.reserved and epoch.plan.orders is not None and there == slots_of(epoch.plan)
+    return why_broken(epoch, whole) or ("its standing orders are used up" if is_used_up else "")
 
 
 def why_broken(epoch: Epoch, seen: Observed) -> str:
@@ -217,27 +219,20 @@ def progress_of(epoch: int, status: SlotStatus | None) -> int:
     return 1 + (status.prepare.layers_loaded if status.prepare.epoch == epoch else 0)
 
 
-def holds(epoch: Epoch, status: SlotStatus | None) -> bool:
-    """Whether a slot has prepared an epoch, or serves it."""
-    if status is None:
-        return False
-    prepared = status.prepare.epoch == epoch.number and status.prepare.phase == "prepared"
-    return prepared or status.committed_epoch == epoch.number
-
-
 def _refusals(epoch: Epoch, seen: Observed) -> tuple[Step, ...]:
     return tuple(
         PlanWithout(slot, seen.slots[slot].prepare.reason)
-        for slot in sorted(slots_of(epoch.plan) & set(seen.slots))
+        for slot in sorted(waiting(epoch, seen.slots))
         if seen.slots[slot].prepare.epoch == epoch.number and seen.slots[slot].prepare.phase == "refused"
     )
 
 
 def _prepares(epoch: Epoch, in_force: Epoch | None, seen: Observed) -> tuple[Step, ...]:
-    """To every slot that answers and lacks it, once the addresses of all are known; those that leave are told what to give."""
-    roles = roles_of(epoch.plan)
-    if not set(roles) <= set(seen.addresses):
-        return ()
+    """To every slot that answers and lacks it, once the addresses of all its part are known; those that leave are told what to give."""
+    known = slots_in(part for part in parts_of(epoch.plan) if part <= set(seen.addresses))
+    if known != slots_of(epoch.plan) and _orders(epoch, in_force, seen).giving:
+        return ()  # each is told once of whom pages go to
+    roles = {slot: each for slot, each in roles_of(epoch.plan).items() if slot in known}
     # Neighbours must mean the same port by the same key: beside one slot of 0.1.0 all do without keys of their own.
     oldest = min((seen.slots[slot].protocol for slot in set(roles) & set(seen.slots)), default=0)
     addresses = {slot: structs.replace(seen.addresses[slot], pages_port=0) for slot in sorted(roles)}
@@ -304,15 +299,17 @@ def _planned_step(plan: Plan, role: Role) -> PlannedStep:
     return PlannedStep(stage_seconds=seconds[role.stage], pipeline_seconds=sum(seconds))
 
 
-def _record(epoch: Epoch, seen: Observed) -> tuple[Step, ...]:
-    prepared = all(holds(epoch, seen.slots.get(slot)) for slot in slots_of(epoch.plan))
-    return (RecordCommit(epoch.number),) if prepared else ()
+def _record(epoch: Epoch, ledger: Ledger, seen: Observed) -> tuple[Step, ...]:
+    """What is in force and not on record any more may serve anybody: nothing begins before all have prepared then."""
+    is_known, orders = ledger.in_force is not None or not ledger.committed, _orders(epoch, ledger.in_force, seen)
+    begins = is_known and may_begin(epoch, ledger.in_force, seen.slots, orders)
+    return (RecordCommit(epoch.number),) if begins or is_prepared(epoch, seen.slots) else ()
 
 
 def _commits(epoch: Epoch, seen: Observed) -> tuple[Step, ...]:
     return tuple(
         SendToSlot(slot, Commit(epoch=epoch.number))
-        for slot in sorted(slots_of(epoch.plan) & set(seen.slots))
+        for slot in sorted(slots_in(begun(epoch, seen.slots)) & set(seen.slots))
         if holds(epoch, seen.slots[slot]) and seen.slots[slot].committed_epoch != epoch.number
     )
 
@@ -329,27 +326,30 @@ def _leaves(epoch: Epoch, seen: Observed) -> tuple[Step, ...]:
 
 
 def _routes(epoch: Epoch, seen: Observed) -> tuple[Step, ...]:
-    """To every gateway that lacks them, once all slots serve; who does not answer keeps no gateway from the replicas that are whole."""
-    if not set(seen.addresses) >= slots_of(epoch.plan) or not _serves(epoch, seen):
+    """To every gateway that lacks leaders of replicas which do not wait; who does not answer keeps no gateway from the replicas that are whole."""
+    if not _serves(epoch, seen):
         return ()
-    route = route_of(epoch, seen.addresses)
+    route = route_of(epoch, seen.addresses, waiting(epoch, seen.slots))
+    replicas = {leader.replica for leader in route.leaders}
     return tuple(
-        SendToGateway(name, route) for name, status in sorted(seen.gateways.items()) if status.epoch != epoch.number
+        SendToGateway(name, route)
+        for name, status in sorted(seen.gateways.items())
+        if status.epoch != epoch.number or (status.replicas and not replicas <= set(status.replicas))
     )
 
 
-def route_of(epoch: Epoch, addresses: Mapping[str, SlotAddress]) -> SetRoute:
+def route_of(epoch: Epoch, addresses: Mapping[str, SlotAddress], late: Collection[str] = ()) -> SetRoute:
+    """Without the replicas of slots that are `late` into the epoch: these may serve an earlier one at the same port, by another key."""
+    members = {each.replica: {stage.slot for stage in each.stages} for each in epoch.plan.replicas}
+    leaders = tuple(each for each in _leaders(epoch, addresses) if not members[each.replica] & set(late))
     return SetRoute(
-        epoch=epoch.number,
-        key=request_secret(epoch.key),
-        leaders=_leaders(epoch, addresses),
-        max_model_len=epoch.plan.max_model_len,
+        epoch=epoch.number, key=request_secret(epoch.key), leaders=leaders, max_model_len=epoch.plan.max_model_len
     )
 
 
 def _serves(epoch: Epoch, seen: Observed) -> bool:
-    """Whether a replica does, and nobody who answers is behind."""
-    there = slots_of(epoch.plan) & set(seen.slots)
+    """Whether a replica does, and nobody who answers is behind but parts that wait."""
+    there = slots_in(begun(epoch, seen.slots)) & set(seen.slots)
     whole = any({stage.slot for stage in replica.stages} <= there for replica in epoch.plan.replicas)
     return whole and all(seen.slots[slot].committed_epoch == epoch.number for slot in there)
 
@@ -368,5 +368,5 @@ def _leaders(epoch: Epoch, addresses: Mapping[str, SlotAddress]) -> tuple[Leader
         )
         for slot, roles in sorted(roles_of(epoch.plan).items())
         for place, role in enumerate(roles)
-        if role.leader
+        if role.leader and slot in addresses  # who is away has perhaps none; back, it is of a new epoch
     )

@@ -239,7 +239,7 @@ def _with_cost(view: View, replan: Replan) -> Replan:
 def _come_further(view: View, replan: Replan, committed: int) -> Replan:
     """What is seen of the newest epoch for the first time; of a repair also what a search since found."""
     moments, now = dict[str, Any](), exact_stamp(view.now)
-    if replan.prepared_at is None and committed == replan.epoch:
+    if replan.prepared_at is None and committed == replan.epoch and not view.waiting:
         moments["prepared_at"] = now
     stages = view.stages()
     if replan.committed_at is None and stages and all(serves(view, stage) for stage in stages):

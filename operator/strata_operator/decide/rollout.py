@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from strata_operator.decide.actions import DeletePod
-from strata_operator.decide.epochs import CreateEpoch, SendToGateway, SendToSlot, Step, holds
+from strata_operator.decide.epochs import CreateEpoch, SendToGateway, SendToSlot, Step
+from strata_operator.decide.parts import holds
 from strata_operator.decide.view import PodView, View
 from strata_operator.render.names import DEVICE_ANNOTATION, TEMPLATE_ANNOTATION
 from strata_operator.render.slots import asks_the_same

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from strata_operator.decide.brake import losses
-from strata_operator.decide.epochs import PlanWithout, Step, holds, progress_of, why_broken
+from strata_operator.decide.epochs import PlanWithout, Step, progress_of, why_broken
+from strata_operator.decide.parts import holds
 from strata_operator.decide.view import View
 from strata_operator.render.records import moment, stamp
 from strata_planner.contract.control import SlotStatus

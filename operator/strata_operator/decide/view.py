@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 from strata_operator.api import LLMDeployment
 from strata_operator.decide.epochs import Ledger, Observed, reaches_all
+from strata_operator.decide.parts import waiting
 from strata_operator.decide.pod_troubles import PodTrouble, back_off_seconds, out_of_memory_at, pod_trouble
 from strata_operator.render.digest import same_spec, spec_digest
 from strata_operator.render.names import (
@@ -203,7 +204,14 @@ class View:
 
     @property
     def is_committed(self) -> bool:
-        return self.newest is not None and self.newest.epoch.number == self.deployment.status.committed_epoch
+        """Whether the newest epoch is in force, and nobody who answers waits to pass into it."""
+        committed = self.deployment.status.committed_epoch
+        return self.newest is not None and self.newest.epoch.number == committed and not self.waiting
+
+    @property
+    def waiting(self) -> frozenset[str]:
+        """Slots that answer and do not pass into the newest epoch yet: they load, or another one of their replicas' does."""
+        return waiting(self.newest.epoch, self.seen.slots) if self.newest else frozenset()
 
     @property
     def is_replacing(self) -> bool:

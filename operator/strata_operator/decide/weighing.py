@@ -5,7 +5,8 @@ Called by wishes, hung and the controller. Pure. Nodes that are lost themselves 
 
 from strata_operator.decide.brake import cordoned, losses, mass_loss
 from strata_operator.decide.comeback import SWITCH_SECONDS, Pace, served_share, still_to_go, weigh
-from strata_operator.decide.epochs import holds, unheard
+from strata_operator.decide.epochs import unheard
+from strata_operator.decide.parts import holds
 from strata_operator.decide.troubles import progress
 from strata_operator.decide.view import View
 from strata_operator.render.records import RENEWED, Weighed
@@ -32,9 +33,11 @@ def fallen(view: View) -> frozenset[str]:
 
 
 def is_renewing(view: View) -> bool:
-    """Whether what was in force is formed anew: those that were started again load, and the others wait for them."""
-    newest, status = view.newest, view.deployment.status
-    return newest is not None and newest.cause.reason == RENEWED and 0 < status.committed_epoch < newest.epoch.number
+    """Whether what was in force is formed anew: those that were started again load, and the others of their replicas wait for them."""
+    newest, committed = view.newest, view.deployment.status.committed_epoch
+    if newest is None or not committed or view.is_committed:
+        return False
+    return newest.cause.reason == RENEWED or newest.epoch.number == committed
 
 
 def weighed(view: View) -> Weighed | None:
@@ -75,7 +78,8 @@ def _is_down(view: View, stage: Stage, missed: set[str]) -> bool:
     if node is None or node.away_since:
         return False
     if view.newest and (status := view.seen.slots.get(stage.slot)):
-        return is_renewing(view) and not status.committed_epoch and not holds(view.newest.epoch, status)
+        was_there = view.newest.cause.reason == RENEWED  # else it loads for the first time
+        return was_there and is_renewing(view) and not status.committed_epoch and not holds(view.newest.epoch, status)
     if pod is None or pod.is_ending or not pod.is_running or pod.started_at is None:
         return True
     knocked = view.knocked.get(stage.slot)

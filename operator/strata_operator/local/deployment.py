@@ -34,6 +34,7 @@ from strata_operator.decide.epochs import (
     slots_of,
     unheard,
 )
+from strata_operator.decide.parts import waiting
 from strata_operator.decide.standing_orders import OrderTerms, carried_out
 from strata_operator.local import launcher as launching
 from strata_operator.local.errors import CrashedError, RefusedError
@@ -331,7 +332,7 @@ class LocalDeployment:
 
     async def _give_orders(self) -> None:
         epoch, terms = self._ledger.newest, self.options.orders
-        if terms is not None and epoch is not None and self._ledger.committed == epoch.number and epoch.has_orders:
+        if terms is not None and epoch is not None and epoch.has_orders and not self._is_loading:
             await self._orders.give(self._links, epoch, self._observed(), terms)
 
     def _tell_cost(self) -> None:
@@ -356,18 +357,25 @@ class LocalDeployment:
 
     async def _wait(self) -> None:
         """For a change; while slots load or are away, not for long. Raises RefusedError for one that gets no further."""
-        newest = self._ledger.newest
-        is_loading = newest is not None and self._ledger.committed < newest.number
-        stalled = self._loading.stalled(newest if is_loading else None, self.slot_statuses, time.monotonic())
+        newest = self._ledger.newest if self._is_loading else None
+        stalled = self._loading.stalled(newest, self.slot_statuses, time.monotonic())
         if stalled:
             raise RefusedError(stalled)
-        looks = [min(LOOK_SECONDS, self.options.prepare_timeout_seconds / 4)] if is_loading else []
+        looks = [min(LOOK_SECONDS, self.options.prepare_timeout_seconds / 4)] if newest else []
         looks += [LOSS_SECONDS] if self._weighed else []
         if (until_back := self._losses.next_look(time.monotonic())) is not None:
             looks.append(until_back)
         with suppress(TimeoutError):
             async with asyncio.timeout(min(looks, default=None)):
                 await self._changed.wait()
+
+    @property
+    def _is_loading(self) -> bool:
+        """Whether slots have to prepare the newest epoch still."""
+        newest = self._ledger.newest
+        return newest is not None and (
+            self._ledger.committed < newest.number or bool(waiting(newest, self.slot_statuses))
+        )
 
     def _observed(self) -> Observed:
         addresses = {name: slot.address for name, slot in self._slots.items() if slot.address is not None}
@@ -398,8 +406,8 @@ class LocalDeployment:
                 raise RefusedError(f"slot {slot} refused its part of the plan: {reason}")
 
     async def _all_answer(self) -> bool:
-        """Whether every slot does. One that ends while it is asked is not waited for."""
-        wanted = slots_of(self.plan)
+        """Whether every slot does that seems to. One that ends while it is asked is not waited for."""
+        wanted = slots_of(self.plan) & set(self.slot_statuses)
         asking = asyncio.create_task(self._links.all_answer(wanted))
         while not asking.done() and all(self._slots[slot].control for slot in wanted):
             self._changed.clear()
@@ -439,9 +447,17 @@ class LocalDeployment:
             log.warning("%d epochs in %g s did not last; pausing", len(self._epochs_made), EPOCH_SECONDS)
             await asyncio.sleep(EPOCH_SECONDS / EPOCHS_AT_ONCE)
 
+    def _in_use(self) -> set[str]:
+        """The gateway, and slots of replicas that it leads to, while others load."""
+        newest, gateway = self._ledger.newest, self.gateway_status
+        if newest is None or gateway is None or gateway.epoch != newest.number or not gateway.leaders_connected:
+            return set()
+        serving = {name for name, status in self.slot_statuses.items() if status.committed_epoch == newest.number}
+        return {self._gateway.name, *serving}
+
     async def _say_ready(self) -> None:
         ready = is_ready(self.plan, self._ledger, self._observed())
-        serving = {*slots_of(self.plan), self._gateway.name} if ready else set()
+        serving = {*slots_of(self.plan), self._gateway.name} if ready else self._in_use()
         for service in self._services():
             service.has_served = service.has_served or service.name in serving
         if ready and not self._ready.is_set():

@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.table import Table
 
 from strata_operator.decide.epochs import Ledger, Observed, is_ready, slots_of
+from strata_operator.decide.parts import waiting
 from strata_planner.contract.phases import Phase, phases_in
 from strata_planner.contract.plan import Plan
 
@@ -41,7 +42,7 @@ def phase_of(plan: Plan, ledger: Ledger, seen: Observed, *, forks: bool) -> str:
         return "imports"
     if epoch is None or not slots_of(epoch.plan) <= seen.slots.keys():
         return "processes and warm-up"
-    if ledger.committed < epoch.number:
+    if ledger.committed < epoch.number or waiting(epoch, seen.slots):
         return "reading and packing"
     if any(seen.slots[slot].committed_epoch < epoch.number for slot in slots_of(epoch.plan)):
         return "connecting"

@@ -126,7 +126,9 @@ class Leader(Value, frozen=True, omit_defaults=True):
 
 
 class SetRoute(Value, frozen=True, tag="setRoute"):
-    """The leaders of the committed epoch. Running requests are replayed at them, but those of replicas that go on: they stay where they are."""
+    """The leaders of the committed epoch. Running requests are replayed at them, but those of replicas that go on: they stay where they are. Told again with
+    more of them, once further replicas serve the epoch.
+    """
 
     epoch: int
     key: str  # secret of this epoch's request ports
@@ -312,7 +314,7 @@ class EpochChange(Value, frozen=True, omit_defaults=True):
 
 class GatewayStatus(Value, frozen=True, tag="gateway", omit_defaults=True):
     """The state of a gateway: the epoch it routes to and the leaders that have said hello in it. `drafted`: since it started; None: nothing was.
-    `changes`: the last ones that are over, oldest first.
+    `changes`: the last ones that are over, oldest first. `replicas`: those whose leaders it was told; empty: it does not say.
     """
 
     incarnation: str
@@ -321,6 +323,7 @@ class GatewayStatus(Value, frozen=True, tag="gateway", omit_defaults=True):
     running_requests: int
     drafted: DraftCounts | None = None
     changes: tuple[EpochChange, ...] = ()
+    replicas: tuple[int, ...] = ()
 
 
 def news_of(status: SlotStatus | GatewayStatus) -> SlotStatus | GatewayStatus:

@@ -20,8 +20,9 @@ from strata_operator.decide.epochs import (
     slots_of,
     unheard,
 )
-from strata_operator.decide.formation import places_by_replica
-from strata_planner.contract.control import Commit, Prepare, encode
+from strata_operator.decide.formation import places_by_replica, runs
+from strata_operator.decide.parts import parts_of, waiting
+from strata_planner.contract.control import Commit, Prepare, PrepareState, encode
 from strata_planner.contract.keys import request_secret
 from strata_planner.contract.plan import Plan
 from strata_planner.contract.roles import roles_of
@@ -34,6 +35,7 @@ SHARED = replicas_of(a_plan("a", "b"), a_plan("b", "c"))
 PLANS = (
     *(a_plan("a", "b"), a_plan("b", "a"), a_plan("a", "b", "c"), a_plan("c"), a_plan("a", "b", bits=8)),
     *(TWO, SHARED, replicas_of(a_plan("a", "b", bits=8), a_plan("c"))),
+    replicas_of(a_plan("a", "b", bits=8), a_plan("c", bits=8)),
 )
 
 
@@ -180,16 +182,23 @@ class Epochs(RuleBasedStateMachine):
         if isinstance(step, SendToSlot) and isinstance(step.message, Commit):
             assert newest is not None
             assert step.message.epoch == newest.number == self.world.ledger.committed
-            assert step.message.epoch in self.world.slots[step.slot].ever_prepared
+            (part,) = (part for part in parts_of(newest.plan) if step.slot in part)
+            assert all(step.message.epoch in self.world.slots[slot].ever_prepared for slot in part)
         if isinstance(step, SendToSlot) and isinstance(step.message, Prepare):
             assert step.slot in step.message.slots
             assert self.world.ledger.committed < step.message.epoch
         if isinstance(step, RecordCommit):
             assert newest is not None
-            assert all(step.number in self.world.slots[slot].ever_prepared for slot in slots_of(newest.plan))
+            prepared = {slot for slot in SLOTS if step.number in self.world.slots[slot].ever_prepared}
+            assert any(part <= prepared for part in parts_of(newest.plan))
+            for replica in self.served():  # nobody who serves is stopped by it, unless all pass into it at once
+                members = {slot for slot, _ in places_by_replica(newest.plan).get(replica, {})}
+                goes_on = any(each.replica == replica for each in newest.formations) and members <= prepared
+                assert goes_on or slots_of(newest.plan) <= prepared
         if isinstance(step, SendToGateway):
             assert newest is not None
-            there = slots_of(newest.plan) & self.world.up
+            led = places_by_replica(newest.plan)
+            there = {slot for leader in step.message.leaders for slot, _ in led[leader.replica]} & self.world.up
             assert all(self.world.slots[slot].committed == newest.number for slot in there)
             whole = {leader.replica for leader in step.message.leaders if self.is_whole(newest.plan, leader.replica)}
             assert whole
@@ -198,6 +207,17 @@ class Epochs(RuleBasedStateMachine):
                 running = self.world.roles_of(newest.plan, leader.replica)
                 assert {each.formed for each in running} == {formed}
                 assert (leader.key or step.message.key) == request_secret(f"key-{formed}")
+
+    def served(self) -> set[int]:
+        """Replicas of the epoch in force all of whose slots run them, and have lost nobody."""
+        before = self.world.ledger.in_force
+        if before is None:
+            return set()
+        return {
+            replica
+            for replica, places in places_by_replica(before.plan).items()
+            if self.is_whole(before.plan, replica) and runs(places, before.formed_in(replica), self.world.seen().slots)
+        }
 
     def is_whole(self, plan: Plan, replica: int) -> bool:
         return {slot for slot, _ in places_by_replica(plan)[replica]} <= self.world.up
@@ -308,6 +328,98 @@ def test_a_lost_slot_costs_its_own_replica_alone() -> None:
     world.settle()
     assert world.formed() == {0: 2, 1: 3}
     assert world.gateway.route.leaders[0].key == request_secret("key-2")
+
+
+def lost_at_once(*away: str) -> World:
+    """Slots of both replicas, which are all started again but those that stay away."""
+    world = World(TWO)
+    world.settle()
+    for slot in ("b", "c"):
+        world.slots[slot].restart()
+    world.slots["a"].lose("b")
+    world.up -= set(away)
+    return world
+
+
+def carried_out(world: World, *loaded: str) -> list[str]:
+    """All steps until there are none; only these load."""
+    done, steps = [], world.steps()
+    while True:
+        for step in steps:
+            world.do(step)
+            done.append(_name(step))
+        for slot in loaded:
+            world.slots[slot].finish_loading()
+        if not (steps := world.steps()):
+            return done
+
+
+def test_a_replica_waits_for_no_slot_of_another_one() -> None:
+    world = lost_at_once()
+    assert carried_out(world, "a", "b") == [
+        "create 2: slot a lost its neighbour b: connection closed",
+        *("prepare 2 at a", "prepare 2 at b", "prepare 2 at c"),
+        *("record 2", "commit 2 at a", "commit 2 at b", "route 2 at gateway"),
+    ]
+    assert world.ledger.newest is not None
+    assert waiting(world.ledger.newest, world.seen().slots) == {"c"}
+    assert world.gateway.status().replicas == (0,)
+    assert not is_ready(world.desired, world.ledger, world.seen())
+    assert carried_out(world, "c") == ["commit 2 at c", "route 2 at gateway"]  # which learns of one more
+    assert world.gateway.status().replicas == (0, 1)
+    assert is_ready(world.desired, world.ledger, world.seen())
+    assert world.formed() == {0: 2, 1: 2}
+
+
+def test_a_replica_waits_for_no_slot_of_another_one_that_is_away() -> None:
+    world = lost_at_once("c")
+    assert carried_out(world, "a", "b")[-1] == "route 2 at gateway"
+    assert world.gateway.status().leaders_connected
+    world.up.add("c")
+    assert carried_out(world, *SLOTS)[0] == "create 3: slot c was started anew"
+    assert world.formed() == {0: 2, 1: 3}
+
+
+def test_the_first_replica_that_has_loaded_serves() -> None:
+    world = World(TWO)
+    assert carried_out(world, "c")[-3:] == ["record 1", "commit 1 at c", "route 1 at gateway"]
+    assert carried_out(world, "a") == []
+    world.settle()
+    assert set(world.gateway.status().replicas) == {0, 1}
+
+
+def test_who_never_served_and_does_not_answer_is_waited_for() -> None:
+    """Whether it is slow to start or lost is for others to say: it is of no epoch in force that could be repaired."""
+    world = World(TWO)
+    world.up.discard("b")
+    assert carried_out(world, *SLOTS) == ["create 1: there is no epoch yet", "prepare 1 at a", "prepare 1 at c"]
+
+
+def test_what_serves_goes_on_until_all_of_a_changed_plan_have_loaded() -> None:
+    world = World(TWO)
+    world.settle()
+    world.desired = replicas_of(a_plan("a", "b", bits=8), a_plan("c", bits=8))
+    assert "record 2" not in carried_out(world, "c")
+    assert carried_out(world, *SLOTS)[0] == "record 2"
+    assert world.formed() == {0: 2, 1: 2}
+
+
+def test_pages_from_another_part_are_given_as_all_pass_into_the_epoch() -> None:
+    world = World(a_plan("a", "b"))
+    world.settle()
+    world.slots["a"].restart()
+    world.slots["b"].lose("a")
+    world.desired = replicas_of(a_plan("a", "c"), a_plan("b"))
+    assert "record 2" not in carried_out(world, "b")
+    assert [source.slot for source in world.slots["c"].asked.sources] == ["b"]  # type: ignore[union-attr]
+    world.settle()
+
+
+def test_a_slot_that_refuses_while_others_serve_is_named() -> None:
+    world = lost_at_once()
+    carried_out(world, "a", "b")
+    world.slots["c"].prepare = PrepareState(epoch=2, phase="refused", reason="too little memory")
+    assert world.steps() == (PlanWithout("c", "too little memory"),)
 
 
 def test_a_slot_of_two_replicas_keeps_the_one_that_lost_nobody() -> None:

@@ -36,7 +36,7 @@ from strata_planner.replan.repair import Takeover
 from strata_planner.search.planning import make_plan
 from tests.laws import swept
 from tests.operator.fake_gateway_process import DRAFTED
-from tests.operator.fakes import FakeSlot, a_plan
+from tests.operator.fakes import FakeSlot, a_plan, replicas_of
 
 ROOT = Path(__file__).parents[3]
 LAUNCHER = (
@@ -132,6 +132,35 @@ async def test_a_slot_that_is_killed_comes_back_in_a_new_epoch(tmp_path: Path, v
         await until(lambda: in_epoch(deployment, 2), "in epoch 2")
         await deployment.ready()
         assert deployment.pids[victim] != killed
+
+
+async def test_a_replica_waits_for_no_slot_of_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither at first nor after a loss of both; it is ready once all are."""
+    late = tmp_path / "late"
+    monkeypatch.setenv("FAKE_SLOT_LATE", str(late))
+    plan = replicas_of(a_plan("a", "b"), a_plan("c"))
+
+    def serves_without(deployment: LocalDeployment, epoch: int) -> bool:
+        """The first replica an epoch from this one on, the second one none of these."""
+        gateway, slots = deployment.gateway_status, deployment.slot_statuses
+        committed = [slots[name].committed_epoch if name in slots else 0 for name in "abc"]
+        return gateway is not None and gateway.epoch == committed[0] == committed[1] >= epoch > committed[2]
+
+    late.write_text("c")
+    async with asyncio.timeout(30), LocalDeployment(plan, options(tmp_path)) as deployment:
+        await until(lambda: serves_without(deployment, 1), "serving with the first replica")
+        assert not deployment._ready.is_set()
+        late.unlink()
+        await deployment.ready()
+        assert in_epoch(deployment, 1)
+        late.write_text("c")
+        for victim in ("b", "c"):
+            os.kill(deployment.pids[victim], signal.SIGKILL)
+        await until(lambda: serves_without(deployment, 2), "serving with the first replica again")
+        late.unlink()
+        await deployment.ready()
+        assert deployment.gateway_status is not None
+        assert deployment.gateway_status.replicas == (0, 1)
 
 
 @pytest.mark.slow  # processes; a slot that is killed at another moment

@@ -64,7 +64,7 @@ async def controller(control: ControlServer) -> AsyncIterator[Controller]:
 
 async def test_the_status(gateway: Harness, controller: Controller) -> None:
     status = await controller.ask(GetStatus())
-    assert status == GatewayStatus(gateway.dispatcher.incarnation, 1, 1, 0, changes=(EpochChange(1),))
+    assert status == GatewayStatus(gateway.dispatcher.incarnation, 1, 1, 0, changes=(EpochChange(1),), replicas=(0,))
 
 
 async def test_a_route_is_answered_and_its_leaders_are_news(controller: Controller, leader: FakeLeader) -> None:

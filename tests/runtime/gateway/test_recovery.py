@@ -84,6 +84,31 @@ async def test_a_new_epoch_leaves_the_requests_of_a_replica_that_goes_on_where_t
         assert await gateway.metric("strata_replays_total") == 1
 
 
+async def test_a_replica_that_serves_an_epoch_later_than_others_joins_them(
+    gateway: Harness, client: AsyncOpenAI, leader: FakeLeader, tokenizer: Tokenizer
+) -> None:
+    """Who was there before notices nothing, whatever else is said of it; a route with another key is none of this epoch."""
+    async with a_leader(leader.model, epoch=3) as here, a_leader(leader.model, replica=1, epoch=3) as other:
+        gateway.dispatcher.set_route(route_to(here))
+        await gateway.until(lambda: gateway.dispatcher.status().leaders_connected == 1)
+        here.allow(BEFORE)
+        stream = await start(client)
+        begun = (await anext(stream)).choices[0].text
+        route = route_to(here, other)
+        gateway.dispatcher.set_route(msgspec.structs.replace(route, key="another"))
+        assert gateway.dispatcher.status().replicas == (0,)
+        moved = msgspec.structs.replace(here.leader(), endpoint="tcp://127.0.0.1:1")
+        gateway.dispatcher.set_route(msgspec.structs.replace(route, leaders=(moved, other.leader())))
+        for _ in range(2):  # a route that is as known, or that knows less, changes nothing
+            gateway.dispatcher.set_route(route_to(here))
+        await gateway.until(lambda: gateway.dispatcher.status().leaders_connected == 2)
+        assert gateway.dispatcher.status().replicas == (0, 1)
+        assert await text_of(await start(client)) == expected(leader, tokenizer)
+        here.allow(None)
+        assert begun + await text_of(stream) == expected(leader, tokenizer)
+        assert (len(here.submits), len(other.submits)) == (1, 1)
+
+
 async def test_a_gateway_that_was_started_anew_hears_replicas_that_went_on(
     gateway: Harness, leader: FakeLeader, tokenizer: Tokenizer
 ) -> None:

@@ -10,9 +10,10 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import zmq.asyncio
+from msgspec import structs
 
 from strata_planner.contract.control import GatewayStatus, SetRoute
 from strata_planner.contract.frames import FAILURES, LeaderHello, Rejected, StepFailure, TokenEvent, Tokens, encode
@@ -155,27 +156,17 @@ class Dispatcher:
         return self._journal.epoch
 
     def set_route(self, route: SetRoute) -> None:
-        """Switch to a newer epoch and replay what runs at replicas that do not go on. The epoch in force or an older one changes nothing.
+        """Switch to a newer epoch and replay what runs at replicas that do not go on. To the epoch in force leaders are added; an older one changes nothing.
 
         Raises InputError for an endpoint that is none; the route in force stays then.
         """
         if self._route is not None and route.epoch <= self._route.epoch:
-            if route.epoch == self._route.epoch and route != self._route:
-                log.error("epoch %d was set with another content: ignored, a new route needs a new epoch", route.epoch)
+            if route.epoch == self._route.epoch:
+                self._add_leaders(self._route, route)
             return
         going_on = self._going_on(route)
-        old, self._links = self._links, dict(going_on)
-        try:
-            for leader in route.leaders:
-                if leader.replica not in going_on:
-                    keys = Keys.of(leader.key or route.key)
-                    self._links[leader.replica] = LeaderLink(
-                        self._context, leader, leader.formed or route.epoch, keys, self
-                    )
-        except Exception:
-            self._end(link for replica, link in self._links.items() if replica not in going_on)
-            self._links = old
-            raise
+        old = self._links
+        self._links = going_on | self._linked(route, going_on)
         self._end(link for replica, link in old.items() if replica not in going_on)
         for leader in route.leaders:
             self._links[leader.replica].leader = leader
@@ -195,6 +186,31 @@ class Dispatcher:
         )
         self.changed.set()
 
+    def _add_leaders(self, known: SetRoute, route: SetRoute) -> None:
+        """Of replicas that serve the epoch in force later than others did. Those that are known stay where they are."""
+        leaders = tuple(leader for leader in route.leaders if leader.replica not in self._links)
+        more = structs.replace(known, leaders=(*known.leaders, *leaders))
+        if (route.key, route.max_model_len) != (known.key, known.max_model_len):
+            log.error("epoch %d was set with another content: ignored, a new route needs a new epoch", route.epoch)
+        elif leaders:
+            self._links = self._links | self._linked(more, self._links)
+            self._route = more
+            log.info("epoch %d: route to %d leader(s)", route.epoch, len(more.leaders))
+            self.changed.set()
+
+    def _linked(self, route: SetRoute, known: Collection[int]) -> dict[int, LeaderLink]:
+        """New links to the leaders of all replicas but those that are known."""
+        made = dict[int, LeaderLink]()
+        try:
+            for leader in route.leaders:
+                if leader.replica not in known:
+                    keys = Keys.of(leader.key or route.key)
+                    made[leader.replica] = LeaderLink(self._context, leader, leader.formed or route.epoch, keys, self)
+        except Exception:
+            self._end(made.values())
+            raise
+        return made
+
     def _going_on(self, route: SetRoute) -> dict[int, LeaderLink]:
         """The links of leaders that the new route has as they are: formed in the same epoch, in the same place."""
         return {
@@ -211,6 +227,7 @@ class Dispatcher:
             running_requests=len(self._journal),
             drafted=self._metrics.drafted,
             changes=self._pauses.told,
+            replicas=tuple(sorted(self._links)),
         )
 
     def load(self) -> Load:
