@@ -67,6 +67,22 @@ def test_of_two_replicas_that_lost_a_slot_each_the_first_to_be_whole_serves_and_
     assert status_of(world.cluster, NAME).phase == "Ready"
 
 
+def test_whom_its_controller_alone_does_not_hear_serves_over_the_loss_of_another_replica(world: ChainWorld) -> None:
+    """Its streams stay where they are, while the other one is formed anew."""
+    world.cluster.faults.deaf.add("d")
+    links = world.cluster.gateways[GATEWAY].dispatcher._links
+    world.kill("chat-b-0")
+    world.passes(6.0, every=0.1)
+    dispatcher = world.cluster.gateways[GATEWAY].dispatcher
+    assert dispatcher._links[1] is links[1]
+    assert dispatcher._links[0] is not links[0]
+    assert (dispatcher.epoch, dispatcher.status().leaders_connected) == (2, 2)
+    world.cluster.faults.deaf.clear()
+    world.settle()
+    assert dispatcher._links[1] is links[1]
+    assert all(client.got == client.wanted for client in world.clients)
+
+
 def one(world: ChainWorld) -> Client:
     """A client in the midst of its answer."""
     return next(client for client in world.clients if 0 < len(client.got) < len(client.wanted))

@@ -114,8 +114,9 @@ def test_slots_are_scheduled_where_they_are_planned(big: Deployed, fleet: dict[s
 
 def test_pods_keep_the_restricted_profile(big: Deployed, cluster: Cluster) -> None:
     pods = [*big.pods("slot").values(), *big.pods("gateway").values()]
-    assert len(pods) == 1 + len(big.objects("statefulsets"))
-    templates = [thing["spec"]["template"] for thing in big.objects("statefulsets,deployments")]
+    owners = big.objects("statefulsets,deployments")
+    assert len(pods) == sum(owner["spec"]["replicas"] for owner in owners)
+    templates = [owner["spec"]["template"] for owner in owners]
     for number, template in enumerate(templates):
         pod = {"name": f"dry-{number}", "namespace": big.namespace}
         cluster.dry_run({"apiVersion": "v1", "kind": "Pod", "metadata": pod, "spec": template["spec"]})

@@ -37,8 +37,7 @@ from strata_operator.decide.actions import (
 )
 from strata_operator.decide.backoff import Backoff
 from strata_operator.decide.claims import unshared_claim
-from strata_operator.decide.epochs import SendToGateway, SendToSlot, going_on, highest_epoch
-from strata_operator.decide.epochs import slots_of as slots_in
+from strata_operator.decide.epochs import SendToGateway, SendToSlot, going_on, highest_epoch, to_be_formed
 from strata_operator.decide.ledger import Dealing, still_free
 from strata_operator.decide.planning import with_margin
 from strata_operator.decide.reconcile import GOES_ON, RUN_PODS, converse
@@ -334,11 +333,11 @@ class Hands:
         log.warning("%s/%s: no plan (%s): %s", deployment.namespace, deployment.name, answer.reason, answer.message)
 
     async def _renew(self, action: RenewEpoch, view: View, kept: Kept) -> bool:
-        """Only if every slot that seems to answers now: one that has just died looks alive for a moment, and could not prepare."""
+        """Only if every slot that is to be formed anew answers, if it seems to: one that has just died looks alive for a moment, and could not prepare."""
         newest = view.newest
         assert newest is not None
         record = action.back_to or newest
-        if not await kept.links.all_answer(slots_in(record.epoch.plan) & set(view.seen.slots)):
+        if not await kept.links.all_answer(to_be_formed(record.epoch.plan, view.ledger, view.seen)):
             return True
         log.info("%s: epoch %d: %s", view.deployment.name, action.number, action.message)
         cause = replace(

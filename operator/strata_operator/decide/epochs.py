@@ -109,7 +109,14 @@ def next_steps(desired: Plan, ledger: Ledger, seen: Observed) -> tuple[Step, ...
 
 def going_on(desired: Plan, ledger: Ledger, seen: Observed) -> tuple[Formation, ...]:
     """The replicas that a new epoch of this plan leaves as they are."""
-    return replicas_going_on(desired, (ledger.in_force, ledger.newest), seen.slots)
+    return replicas_going_on(desired, ledger.in_force, ledger.newest, seen.slots)
+
+
+def to_be_formed(desired: Plan, ledger: Ledger, seen: Observed) -> set[str]:
+    """The slots that seem to answer of the replicas that a new epoch forms anew."""
+    stay = {each.replica for each in going_on(desired, ledger, seen)}
+    formed = {stage.slot for each in desired.replicas if each.replica not in stay for stage in each.stages}
+    return formed & set(seen.slots)
 
 
 def why_new_epoch(desired: Plan, ledger: Ledger, seen: Observed) -> str:
@@ -188,7 +195,8 @@ def reaches_all(gateway: GatewayStatus, epoch: Epoch) -> bool:
 def _broken(epoch: Epoch, status: SlotStatus) -> str:
     """Why a committed epoch cannot go on at this slot."""
     if epoch.number not in (status.prepare.epoch, status.committed_epoch):
-        return f"slot {status.slot} was started anew"
+        what = "was not heard when it was prepared" if status.committed_epoch else "was started anew"
+        return f"slot {status.slot} {what}"
     if status.committed_epoch != epoch.number:
         return ""  # it has not been told to commit yet: what it says is of an older epoch
     if status.failure:
@@ -329,7 +337,10 @@ def _routes(epoch: Epoch, seen: Observed) -> tuple[Step, ...]:
     """To every gateway that lacks leaders of replicas which do not wait; who does not answer keeps no gateway from the replicas that are whole."""
     if not _serves(epoch, seen):
         return ()
-    route = route_of(epoch, seen.addresses, waiting(epoch, seen.slots))
+    late = waiting(epoch, seen.slots)
+    members = {each.replica: {stage.slot for stage in each.stages} for each in epoch.plan.replicas}
+    formed_later = {each for each, slots in members.items() if slots & late and epoch.formed_in(each) == epoch.number}
+    route = route_of(epoch, seen.addresses, without=formed_later)
     replicas = {leader.replica for leader in route.leaders}
     return tuple(
         SendToGateway(name, route)
@@ -338,10 +349,9 @@ def _routes(epoch: Epoch, seen: Observed) -> tuple[Step, ...]:
     )
 
 
-def route_of(epoch: Epoch, addresses: Mapping[str, SlotAddress], late: Collection[str] = ()) -> SetRoute:
-    """Without the replicas of slots that are `late` into the epoch: these may serve an earlier one at the same port, by another key."""
-    members = {each.replica: {stage.slot for stage in each.stages} for each in epoch.plan.replicas}
-    leaders = tuple(each for each in _leaders(epoch, addresses) if not members[each.replica] & set(late))
+def route_of(epoch: Epoch, addresses: Mapping[str, SlotAddress], without: Collection[int] = ()) -> SetRoute:
+    """`without`: replicas that are formed in it later: their slots may serve an earlier epoch at the same ports, by another key."""
+    leaders = tuple(each for each in _leaders(epoch, addresses) if each.replica not in without)
     return SetRoute(
         epoch=epoch.number, key=request_secret(epoch.key), leaders=leaders, max_model_len=epoch.plan.max_model_len
     )

@@ -1,11 +1,12 @@
 """In which epoch each replica of a plan was formed: those whose roles all run on, unchanged, pass into a new epoch as they are.
 
 A replica goes on where an epoch that is known gives it the same roles in the same places and every one of its slots says that it runs them, formed
-in the same epoch, without a failure and with all its neighbours. A slot that was started anew runs none. Its connections keep the key of that epoch.
+in the same epoch, without a failure and with all its neighbours. A slot that was started anew runs none; one of the epoch in force that its controller alone
+does not hear is taken to run them, and says otherwise when it is heard. Its connections keep the key of that epoch.
 Called by `epochs` and by whoever stores an epoch. Pure.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from strata_operator.render.epoch import Epoch, Formation
 from strata_planner.contract.control import RoleStats, SlotStatus
@@ -16,15 +17,16 @@ Places = dict[tuple[str, int], Role]  # (slot, place in its list) -> role
 
 
 def replicas_going_on(
-    plan: Plan, known: Iterable[Epoch | None], slots: Mapping[str, SlotStatus]
+    plan: Plan, in_force: Epoch | None, newest: Epoch | None, slots: Mapping[str, SlotStatus]
 ) -> tuple[Formation, ...]:
-    """The replicas of a new epoch's plan that need not be formed anew. `known`: epochs whose roles the slots may run."""
+    """The replicas of a new epoch's plan that need not be formed anew, from either epoch whose roles the slots may run."""
     wanted = places_by_replica(plan)
     found: dict[int, Formation] = {}
-    for epoch in known:
+    for epoch in (in_force, newest):
         had = places_by_replica(epoch.plan) if epoch else {}
         for replica, places in wanted.items():
-            if epoch and had.get(replica) == places and runs(places, epoch.formed_in(replica), slots):
+            heard = {place: role for place, role in places.items() if place[0] in slots or epoch is not in_force}
+            if epoch and had.get(replica) == places and runs(heard, epoch.formed_in(replica), slots, among=places):
                 found[replica] = Formation(replica, epoch.formed_in(replica), epoch.key_of(replica))
     return tuple(found[replica] for replica in sorted(found))
 

@@ -32,6 +32,7 @@ from strata_operator.decide.epochs import (
     is_ready,
     next_steps,
     slots_of,
+    to_be_formed,
     unheard,
 )
 from strata_operator.decide.parts import waiting
@@ -406,8 +407,8 @@ class LocalDeployment:
                 raise RefusedError(f"slot {slot} refused its part of the plan: {reason}")
 
     async def _all_answer(self) -> bool:
-        """Whether every slot does that seems to. One that ends while it is asked is not waited for."""
-        wanted = slots_of(self.plan) & set(self.slot_statuses)
+        """Whether every slot does that is to be formed anew and seems to. One that ends while it is asked is not waited for."""
+        wanted = to_be_formed(self.plan, self._ledger, self._observed())
         asking = asyncio.create_task(self._links.all_answer(wanted))
         while not asking.done() and all(self._slots[slot].control for slot in wanted):
             self._changed.clear()
