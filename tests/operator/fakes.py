@@ -8,6 +8,7 @@ import msgspec
 from strata_planner.contract.acceptance import DraftCounts
 from strata_planner.contract.control import (
     CONTROL_PROTOCOL,
+    GATEWAY_PROTOCOL,
     Commit,
     EpochChange,
     GatewayStatus,
@@ -176,6 +177,7 @@ class FakeGateway:
     """Reaches every leader it is told of at once."""
 
     def __init__(self) -> None:
+        self.protocol = GATEWAY_PROTOCOL
         self.restart()
 
     def restart(self) -> None:
@@ -196,6 +198,7 @@ class FakeGateway:
             drafted=self.drafted,
             changes=tuple(msgspec.structs.replace(self.cost, epoch=each) for each in self.epochs) if self.tells else (),
             replicas=tuple(leader.replica for leader in self.route.leaders) if self.route else (),
+            protocol=self.protocol,
         )
 
     def handle(self, message: SetRoute | GetStatus | Watch) -> GatewayStatus:

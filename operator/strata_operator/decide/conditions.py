@@ -211,7 +211,9 @@ def _why_not_ready(view: View, outcome: Outcome) -> tuple[str, str]:
     if outcome.committed < newest.epoch.number:
         return "Loading", f"epoch {newest.epoch.number} is being prepared"
     if view.waiting:
-        return "Loading", f"epoch {newest.epoch.number} serves, and replicas are added to it: {_stages_ready(view)[2]}"
+        number, told = newest.epoch.number, _stages_ready(view)[2]
+        serves = any(each.epoch == number and each.leaders_connected for each in view.seen.gateways.values())
+        return "Loading", f"epoch {number} {'serves, and replicas are added to it' if serves else 'is begun'}: {told}"
     return _why_not_reached(view)
 
 

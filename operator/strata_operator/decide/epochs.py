@@ -14,6 +14,7 @@ from strata_operator.decide.formation import replicas_going_on, why_not_going_on
 from strata_operator.decide.parts import begun, holds, is_prepared, may_begin, parts_of, slots_in, waiting
 from strata_operator.render.epoch import Epoch, Formation
 from strata_planner.contract.control import (
+    ADDS_LEADERS,
     Commit,
     GatewayStatus,
     Leader,
@@ -157,19 +158,38 @@ def unheard(ledger: Ledger, seen: Observed) -> set[str]:
     epoch = ledger.newest
     if epoch is None or ledger.committed < epoch.number:
         return set()
-    witnesses = (status for status in seen.slots.values() if status.committed_epoch == epoch.number)
-    accused = {peer.slot for status in witnesses for peer in status.lost_peers} | _awaited(epoch, seen)
-    routed = [each for each in seen.gateways.values() if each.epoch == epoch.number]
-    if routed and all(each.leaders_connected < len(epoch.plan.replicas) for each in routed):
-        accused |= {stage.slot for stage in epoch.plan.stages if stage.leader}
+    late = waiting(epoch, seen.slots)  # whose replicas may serve as they were formed before
+    witnesses = (each for slot, each in seen.slots.items() if slot in late or each.committed_epoch == epoch.number)
+    accused = {peer.slot for status in witnesses for peer in status.lost_peers} | _awaited(epoch, seen, late)
+    accused |= missed_leaders(epoch, seen.gateways)
     return (accused & slots_of(epoch.plan)) - set(seen.slots)
 
 
-def _awaited(epoch: Epoch, seen: Observed) -> set[str]:
-    """Slots of the replicas whose leaders wait too long for what is behind them. Those that answer are none of it: they would say that they hang, or are slow."""
-    told = (status for status in seen.slots.values() if status.committed_epoch == epoch.number)
-    late = {each.replica for status in told for each in status.overdue}
-    return {stage.slot for replica in epoch.plan.replicas if replica.replica in late for stage in replica.stages}
+def missed_leaders(epoch: Epoch, gateways: Mapping[str, GatewayStatus]) -> set[str]:
+    """Slots of the leaders that no gateway may have reached: each that routes to this epoch has fewer than it was told of."""
+    replicas = {each.replica for each in epoch.plan.replicas}
+    routed = [each for each in gateways.values() if each.epoch == epoch.number]
+    told = [set(each.replicas) or replicas for each in routed]
+    if any(each.leaders_connected >= len(known) for each, known in zip(routed, told, strict=True)):
+        return set()
+    missed = set[int]().union(*told)
+    return {
+        stage.slot for each in epoch.plan.replicas if each.replica in missed for stage in each.stages if stage.leader
+    }
+
+
+def _awaited(epoch: Epoch, seen: Observed, late: Collection[str]) -> set[str]:
+    """Slots of the replicas whose leaders wait too long for what is behind them. Those that answer are none of it: they would say that they hang, or are slow.
+    Of who is `late` into the epoch, those that go on in it: others may have had another number.
+    """
+    overdue = set[int]()
+    for slot, status in seen.slots.items():
+        told = {each.replica for each in status.overdue}
+        if slot in late:
+            overdue |= told & {each.replica for each in epoch.formations}
+        elif status.committed_epoch == epoch.number:
+            overdue |= told
+    return {stage.slot for replica in epoch.plan.replicas if replica.replica in overdue for stage in replica.stages}
 
 
 def slots_of(plan: Plan) -> set[str]:
@@ -310,7 +330,8 @@ def _planned_step(plan: Plan, role: Role) -> PlannedStep:
 def _record(epoch: Epoch, ledger: Ledger, seen: Observed) -> tuple[Step, ...]:
     """What is in force and not on record any more may serve anybody: nothing begins before all have prepared then."""
     is_known, orders = ledger.in_force is not None or not ledger.committed, _orders(epoch, ledger.in_force, seen)
-    begins = is_known and may_begin(epoch, ledger.in_force, seen.slots, orders)
+    learns = all(gateway.protocol >= ADDS_LEADERS for gateway in seen.gateways.values())  # of who joins later
+    begins = is_known and learns and may_begin(epoch, ledger.in_force, seen.slots, orders)
     return (RecordCommit(epoch.number),) if begins or is_prepared(epoch, seen.slots) else ()
 
 
@@ -334,18 +355,21 @@ def _leaves(epoch: Epoch, seen: Observed) -> tuple[Step, ...]:
 
 
 def _routes(epoch: Epoch, seen: Observed) -> tuple[Step, ...]:
-    """To every gateway that lacks leaders of replicas which do not wait; who does not answer keeps no gateway from the replicas that are whole."""
+    """To every gateway that lacks them, without replicas that wait, and again to one that lacks a replica which waits no more; who does not answer keeps no
+    gateway from the replicas that are whole.
+    """
     if not _serves(epoch, seen):
         return ()
-    late = waiting(epoch, seen.slots)
+    late, parts = waiting(epoch, seen.slots), slots_in(begun(epoch, seen.slots))
     members = {each.replica: {stage.slot for stage in each.stages} for each in epoch.plan.replicas}
     formed_later = {each for each, slots in members.items() if slots & late and epoch.formed_in(each) == epoch.number}
     route = route_of(epoch, seen.addresses, without=formed_later)
-    replicas = {leader.replica for leader in route.leaders}
+    joined = {leader.replica for leader in route.leaders if members[leader.replica] <= parts}
     return tuple(
         SendToGateway(name, route)
         for name, status in sorted(seen.gateways.items())
-        if status.epoch != epoch.number or (status.replicas and not replicas <= set(status.replicas))
+        if (status.protocol >= ADDS_LEADERS or not formed_later)
+        and (status.epoch != epoch.number or (status.protocol >= ADDS_LEADERS and not joined <= set(status.replicas)))
     )
 
 
@@ -358,10 +382,9 @@ def route_of(epoch: Epoch, addresses: Mapping[str, SlotAddress], without: Collec
 
 
 def _serves(epoch: Epoch, seen: Observed) -> bool:
-    """Whether a replica does, and nobody who answers is behind but parts that wait."""
-    there = slots_in(begun(epoch, seen.slots)) & set(seen.slots)
-    whole = any({stage.slot for stage in replica.stages} <= there for replica in epoch.plan.replicas)
-    return whole and all(seen.slots[slot].committed_epoch == epoch.number for slot in there)
+    """Whether a replica does, with all its slots."""
+    serving = {slot for slot, status in seen.slots.items() if status.committed_epoch == epoch.number}
+    return any({stage.slot for stage in replica.stages} <= serving for replica in epoch.plan.replicas)
 
 
 def _leaders(epoch: Epoch, addresses: Mapping[str, SlotAddress]) -> tuple[Leader, ...]:

@@ -4,7 +4,7 @@ Called by the brake and by troubles. Pure. Each of the three alone is no loss: a
 neighbours miss may be beside a cut cable, and a host that answers a knock has a process that died or hangs, which its kubelet or a new process mends.
 """
 
-from strata_operator.decide.epochs import slots_of
+from strata_operator.decide.epochs import missed_leaders, slots_of
 from strata_operator.decide.view import View
 from strata_planner.contract.plan import Replica
 
@@ -32,18 +32,17 @@ def accused(view: View) -> frozenset[str]:
     number, in_force = view.deployment.status.committed_epoch, view.ledger.in_force
     if number == 0:
         return frozenset()
-    witnesses = (status for status in view.seen.slots.values() if status.committed_epoch == number)
+    members = slots_of(in_force.plan) if in_force else set()
+    # Who waits to pass into it may serve as it was formed before.
+    witnesses = (each for slot, each in view.seen.slots.items() if each.committed_epoch == number or slot in members)
     missed = {peer.slot for status in witnesses for peer in status.lost_peers}
-    routed = [each for each in view.seen.gateways.values() if each.epoch == number]
-    if in_force and routed and all(each.leaders_connected < len(in_force.plan.replicas) for each in routed):
-        missed |= {stage.slot for replica in in_force.plan.replicas for stage in replica.stages if stage.leader}
-    return frozenset(missed)
+    return frozenset(missed | (missed_leaders(in_force, view.seen.gateways) if in_force else set()))
 
 
 def _broken(view: View) -> tuple[Replica, ...]:
     """Replicas of the newest plan that miss somebody; all of them while it is prepared in place of one that does."""
     missed, replicas = accused(view), view.plan.replicas if view.plan else ()
-    if missed and not view.is_committed:
+    if missed and view.newest and view.newest.epoch.number != view.deployment.status.committed_epoch:
         return replicas
     return tuple(each for each in replicas if any(stage.slot in missed for stage in each.stages))
 

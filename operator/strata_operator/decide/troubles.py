@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from strata_operator.decide.brake import losses
-from strata_operator.decide.epochs import PlanWithout, Step, progress_of, why_broken
+from strata_operator.decide.epochs import PlanWithout, Step, missed_leaders, progress_of, why_broken
 from strata_operator.decide.parts import holds
 from strata_operator.decide.view import View
 from strata_operator.render.records import moment, stamp
@@ -113,14 +113,14 @@ def _of(view: View, stage: Stage, refused: dict[str, str]) -> Iterator[Trouble]:
         yield Trouble(stage.node, "EndStalled", unending)
     if stage.slot in refused:
         yield Trouble(stage.node, "PrepareRefused", f"slot {stage.slot} refused: {refused[stage.slot]}")
-    if (not view.is_committed or _is_missed(view, stage)) and (stalled := _stalled(view, stage)):
+    if (not view.has_begun(stage.slot) or _is_missed(view, stage)) and (stalled := _stalled(view, stage)):
         yield Trouble(stage.node, STALLED, stalled)
 
 
 def _image_unusable(view: View, stage: Stage) -> str:
     """What keeps this node alone from running an image that another node of the plan runs: another architecture, say."""
     pod = view.pod_of(stage.slot)
-    if view.is_committed or pod is None or pod.trouble is None or pod.trouble.image_since is None:
+    if view.has_begun(stage.slot) or pod is None or pod.trouble is None or pod.trouble.image_since is None:
         return ""
     if view.now - pod.trouble.image_since < UNSCHEDULABLE:
         return ""
@@ -146,9 +146,9 @@ def _is_missed(view: View, stage: Stage) -> bool:
     newest, node, pod = view.newest, view.nodes.get(stage.node), view.pod_of(stage.slot)
     if newest is None or node is None or node.away_since or view.answers(stage.slot):
         return False
-    epoch, leaders = newest.epoch, len(newest.epoch.plan.replicas)
+    epoch = newest.epoch
     routed = [each for each in view.seen.gateways.values() if each.epoch == epoch.number]
-    unreached = stage.leader and bool(routed) and all(each.leaders_connected < leaders for each in routed)
+    unreached = stage.slot in missed_leaders(epoch, view.seen.gateways)
     unserved = bool(view.seen.gateways) and not routed  # all were started anew: none knows whom it has lost
     return unreached or unserved or pod is None or not pod.is_running or bool(why_broken(epoch, view.seen))
 
@@ -158,7 +158,7 @@ def _waiting_since(view: View, slot: str) -> datetime | None:
     newest, pod, made = view.newest, view.pod_of(slot), view.stateful_sets.get(slot)
     if pod is not None:
         return pod.waiting_since
-    if newest is None or made is None or view.is_committed:
+    if newest is None or made is None or view.has_begun(slot):
         return None
     return max(newest.at, made)
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 from strata_operator.api import LLMDeployment
 from strata_operator.decide.epochs import Ledger, Observed, reaches_all
-from strata_operator.decide.parts import waiting
+from strata_operator.decide.parts import parts_of, waiting
 from strata_operator.decide.pod_troubles import PodTrouble, back_off_seconds, out_of_memory_at, pod_trouble
 from strata_operator.render.digest import same_spec, spec_digest
 from strata_operator.render.names import (
@@ -207,6 +207,12 @@ class View:
         """Whether the newest epoch is in force, and nobody who answers waits to pass into it."""
         committed = self.deployment.status.committed_epoch
         return self.newest is not None and self.newest.epoch.number == committed and not self.waiting
+
+    def has_begun(self, slot: str) -> bool:
+        """Whether the newest epoch is in force, and nobody of this slot's replicas waits to pass into it."""
+        if self.newest is None or self.newest.epoch.number != self.deployment.status.committed_epoch:
+            return False
+        return not any(slot in part and part & self.waiting for part in parts_of(self.newest.epoch.plan))
 
     @property
     def waiting(self) -> frozenset[str]:

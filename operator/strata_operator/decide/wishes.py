@@ -132,17 +132,17 @@ def _short_of_memory(view: View, steps: tuple[Step, ...]) -> str:
     newest = view.newest
     if newest is None or newest.cause.margin >= MOST_MARGIN:
         return ""
-    if view.is_committed and (
-        newest.cause.renewals < OOM_RENEWALS or not any(isinstance(s, CreateEpoch) for s in steps)
-    ):
-        return ""
-    since = newest.at if not view.is_committed else view.now - PEACE
+    is_vain = newest.cause.renewals >= OOM_RENEWALS and any(isinstance(step, CreateEpoch) for step in steps)
     for stage in view.stages():
+        begun = view.has_begun(stage.slot)
+        if begun and not is_vain:
+            continue
+        since = newest.at if not begun else view.now - PEACE
         pod, status = view.pod_of(stage.slot), view.seen.slots.get(stage.slot)
         killed = pod is not None and pod.out_of_memory_at is not None and pod.out_of_memory_at >= since
-        lasted = view.is_committed or view.now - newest.at >= STEADY
+        lasted = begun or view.now - newest.at >= STEADY
         failed = status is not None and "out of memory" in status.failure.lower()
-        if (killed and lasted) or (failed and view.is_committed):
+        if (killed and lasted) or (failed and begun):
             return stage.node
     return ""
 

@@ -312,9 +312,13 @@ class EpochChange(Value, frozen=True, omit_defaults=True):
     refilled_tokens: int = 0  # through the layers alone that were lost
 
 
+ADDS_LEADERS = 1  # the protocol of gateways that take more leaders of the epoch that they route to
+GATEWAY_PROTOCOL = ADDS_LEADERS
+
+
 class GatewayStatus(Value, frozen=True, tag="gateway", omit_defaults=True):
     """The state of a gateway: the epoch it routes to and the leaders that have said hello in it. `drafted`: since it started; None: nothing was.
-    `changes`: the last ones that are over, oldest first. `replicas`: those whose leaders it was told; empty: it does not say.
+    `changes`: the last ones that are over, oldest first. `replicas`: those whose leaders it was told. `protocol`: what it understands; 0: release 0.1.0.
     """
 
     incarnation: str
@@ -324,6 +328,7 @@ class GatewayStatus(Value, frozen=True, tag="gateway", omit_defaults=True):
     drafted: DraftCounts | None = None
     changes: tuple[EpochChange, ...] = ()
     replicas: tuple[int, ...] = ()
+    protocol: int = 0
 
 
 def news_of(status: SlotStatus | GatewayStatus) -> SlotStatus | GatewayStatus:

@@ -22,7 +22,7 @@ from strata_operator.decide.epochs import (
 )
 from strata_operator.decide.formation import places_by_replica, runs
 from strata_operator.decide.parts import parts_of, waiting
-from strata_planner.contract.control import Commit, Prepare, PrepareState, encode
+from strata_planner.contract.control import Commit, HungStep, Prepare, PrepareState, encode
 from strata_planner.contract.keys import request_secret
 from strata_planner.contract.plan import Plan
 from strata_planner.contract.roles import roles_of
@@ -198,10 +198,9 @@ class Epochs(RuleBasedStateMachine):
         if isinstance(step, SendToGateway):
             assert newest is not None
             led = places_by_replica(newest.plan)
-            there = {slot for leader in step.message.leaders for slot, _ in led[leader.replica]} & self.world.up
-            assert all(self.world.slots[slot].committed == newest.number for slot in there)
             whole = {leader.replica for leader in step.message.leaders if self.is_whole(newest.plan, leader.replica)}
             assert whole
+            assert all(self.world.slots[slot].committed == newest.number for each in whole for slot, _ in led[each])
             for leader in (each for each in step.message.leaders if each.replica in whole):
                 formed = leader.formed or step.message.epoch
                 running = self.world.roles_of(newest.plan, leader.replica)
@@ -394,6 +393,59 @@ def test_who_serves_unheard_by_its_controller_alone_goes_on_over_the_epoch_of_an
     world.up.add("b")
     assert carried_out(world, *SLOTS)[0] == "create 3: slot b was not heard when it was prepared"
     assert world.formed() == {0: 2, 1: 1}
+
+
+def test_nobody_is_missed_because_another_replica_loads() -> None:
+    """Gateways are told of those that serve, and have reached these: whom only the controller does not hear is not accused, nor who loads."""
+    world = lost_at_once()
+    carried_out(world, "a", "b")
+    for silent in ("a", "c"):
+        world.up.discard(silent)
+        assert carried_out(world) == []
+        assert unheard(world.ledger, world.seen()) == set()
+        world.up.add(silent)
+    world.gateway.lost.add("a")
+    world.up.discard("a")
+    assert unheard(world.ledger, world.seen()) == {"a"}
+
+
+def test_who_waits_for_a_slot_that_hangs_says_so() -> None:
+    """Its replica goes on from before, over the epoch of another one."""
+    world = World(replicas_of(a_plan("c"), a_plan("a", "b")))
+    world.settle()
+    world.up.discard("b")
+    world.slots["c"].restart()
+    carried_out(world, *SLOTS)
+    assert unheard(world.ledger, world.seen()) == set()
+    world.slots["a"].lose("b")
+    assert unheard(world.ledger, world.seen()) == {"b"}
+    world.slots["a"].lost = ()
+    world.slots["a"].overdue = (HungStep(1, 0, "no word"),)
+    assert unheard(world.ledger, world.seen()) == {"b"}
+
+
+def test_beside_a_gateway_of_an_earlier_release_all_replicas_begin_at_once() -> None:
+    """It takes one route of an epoch."""
+    world = lost_at_once()
+    world.gateway.protocol = 0
+    assert "record 2" not in carried_out(world, "a", "b")
+    assert carried_out(world, *SLOTS)[-1] == "route 2 at gateway"
+    assert world.gateway.status().leaders_connected == 2
+    world = lost_at_once()
+    carried_out(world, "a", "b")
+    world.gateway.restart()
+    world.gateway.protocol = 0  # taken back meanwhile
+    assert carried_out(world) == []
+    assert carried_out(world, *SLOTS)[-1] == "route 2 at gateway"
+
+
+def test_a_replica_joins_while_a_slot_of_another_one_is_away() -> None:
+    world = World(replicas_of(a_plan("a", "b"), a_plan("c")))
+    carried_out(world, "a", "b")
+    world.up.discard("a")
+    world.slots["b"].restart()
+    assert carried_out(world, "c") == ["commit 1 at c", "route 1 at gateway"]
+    assert world.gateway.status().replicas == (0, 1)
 
 
 def test_the_first_replica_that_has_loaded_serves() -> None:

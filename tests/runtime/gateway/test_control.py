@@ -10,6 +10,7 @@ import zmq
 import zmq.asyncio
 
 from strata_planner.contract.control import (
+    GATEWAY_PROTOCOL,
     EpochChange,
     GatewayStatus,
     GetStatus,
@@ -64,7 +65,9 @@ async def controller(control: ControlServer) -> AsyncIterator[Controller]:
 
 async def test_the_status(gateway: Harness, controller: Controller) -> None:
     status = await controller.ask(GetStatus())
-    assert status == GatewayStatus(gateway.dispatcher.incarnation, 1, 1, 0, changes=(EpochChange(1),), replicas=(0,))
+    assert status == GatewayStatus(
+        gateway.dispatcher.incarnation, 1, 1, 0, changes=(EpochChange(1),), replicas=(0,), protocol=GATEWAY_PROTOCOL
+    )
 
 
 async def test_a_route_is_answered_and_its_leaders_are_news(controller: Controller, leader: FakeLeader) -> None:

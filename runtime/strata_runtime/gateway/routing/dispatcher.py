@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Sequence
 import zmq.asyncio
 from msgspec import structs
 
-from strata_planner.contract.control import GatewayStatus, SetRoute
+from strata_planner.contract.control import GATEWAY_PROTOCOL, GatewayStatus, SetRoute
 from strata_planner.contract.frames import FAILURES, LeaderHello, Rejected, StepFailure, TokenEvent, Tokens, encode
 from strata_runtime.gateway.errors import (
     ApiError,
@@ -195,6 +195,7 @@ class Dispatcher:
         elif leaders:
             self._links = self._links | self._linked(more, self._links)
             self._route = more
+            self._journal.add_replicas({leader.replica: leader.formed for leader in leaders if leader.formed})
             log.info("epoch %d: route to %d leader(s)", route.epoch, len(more.leaders))
             self.changed.set()
 
@@ -228,6 +229,7 @@ class Dispatcher:
             drafted=self._metrics.drafted,
             changes=self._pauses.told,
             replicas=tuple(sorted(self._links)),
+            protocol=GATEWAY_PROTOCOL,
         )
 
     def load(self) -> Load:

@@ -208,6 +208,10 @@ class Journal:
             self._release(entry)
         return [entry.request.id for entry in running]
 
+    def add_replicas(self, formed: Mapping[int, int]) -> None:
+        """That join the epoch in force: of those formed in an earlier one that one."""
+        self._formed |= formed
+
     def _attempt(self, entry: _Entry, replica: int) -> list[Outgoing]:
         self._release(entry)
         self.replays += entry.attempt > 0
