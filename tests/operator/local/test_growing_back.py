@@ -70,12 +70,11 @@ async def test_a_slot_is_taken_over_and_planned_with_again_under_a_stream(
     before = dict(deployment.pids)
     os.kill(before[victim], signal.SIGKILL)
     await until(lambda: victim not in {stage.slot for stage in deployment.plan.stages}, "taken over")
-    await until(lambda: deployment.plan is whole, "grown back")
-    await deployment.ready()
+    await until(lambda: deployment.plan is whole, "planned with again")
+    await until(lambda: len({each.committed_epoch for each in deployment.slot_statuses.values()}) == 1, "grown back")
     assert await reading == expected
     others = {name: pid for name, pid in deployment.pids.items() if name != victim}
     assert others == {name: pid for name, pid in before.items() if name != victim}
-    assert len({each.committed_epoch for each in deployment.slot_statuses.values()}) == 1
     assert caplog.text.count("the plan has changed") == 2
     assert "a restart takes 9 s, a takeover 1 s, as predicted: takeover" in caplog.text
     assert f"{victim} is there again" in caplog.text
