@@ -76,3 +76,20 @@ def test_a_slot_that_is_stopped_while_another_replica_is_formed_anew_is_started_
     world.passes(8, every=0.1)
     assert uid_of(world, "chat-d-0") != before
     world.settle()
+
+
+@pytest.mark.slow
+def test_a_replica_that_breaks_for_the_first_time_waits_for_no_pause_that_another_one_has_earned(
+    world: ChainWorld,
+) -> None:
+    """Of which a slot ends again and again, as soon as it is formed."""
+    world.passes(45)
+    for _ in range(6):
+        world.kill("chat-d-0")
+        world.passes(4, every=0.2)
+    gateway = world.cluster.gateways[GATEWAY].dispatcher
+    before = gateway.status().epoch
+    world.kill("chat-b-0")
+    world.passes(6, every=0.2)
+    assert gateway.status().epoch > before
+    assert 0 in gateway.status().replicas

@@ -6,7 +6,7 @@ does not hear is taken to run them, and says otherwise when it is heard. Its con
 Called by `epochs` and by whoever stores an epoch. Pure.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from strata_operator.render.epoch import Epoch, Formation
 from strata_planner.contract.control import RoleStats, SlotStatus
@@ -39,6 +39,12 @@ def why_not_going_on(epoch: Epoch, slots: Mapping[str, SlotStatus]) -> str:
         if formed != epoch.number and not runs(answering, formed, slots, among=places):
             return f"replica {replica} was to go on from epoch {formed} and does not run as it did"
     return ""
+
+
+def is_broken_again(epoch: Epoch, formations: Collection[Formation]) -> bool:
+    """Whether the next epoch forms anew only replicas that this one formed, which did not last. One that had gone on into it has run for longer."""
+    stay = {each.replica for each in formations}
+    return not any(each.replica not in stay for each in epoch.formations)
 
 
 def places_by_replica(plan: Plan) -> dict[int, Places]:

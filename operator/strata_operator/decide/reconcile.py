@@ -27,6 +27,7 @@ from strata_operator.decide.brake import is_overdue, losses
 from strata_operator.decide.conditions import Outcome, is_serving
 from strata_operator.decide.epochs import CreateEpoch, PlanWithout, RecordCommit, Step, next_steps
 from strata_operator.decide.exclusions import LOST, PEACE, Memory, delay, remember
+from strata_operator.decide.formation import is_broken_again
 from strata_operator.decide.hung import HUNG_GRACE_SECONDS, hung, stuck
 from strata_operator.decide.planning import order_terms_of
 from strata_operator.decide.report import report
@@ -37,6 +38,7 @@ from strata_operator.decide.view import PodView, View
 from strata_operator.decide.wishes import Wanted, foreseen, wanted
 from strata_operator.decide.withdrawal import withdrawal
 from strata_operator.once import once_of_each
+from strata_operator.render.epoch import Formation
 
 RENEWALS_AT_ONCE = 3  # so many epochs of a plan in a row that did not last; further ones wait, each twice as long
 LONGEST_PAUSE = timedelta(seconds=300)
@@ -143,8 +145,8 @@ def _carry_out(view: View, steps: tuple[Step, ...]) -> tuple[Action, ...]:
     actions: list[Action] = []
     for step in steps:
         match step:
-            case CreateEpoch(number=number, reason=reason):
-                renewals = _renewals(view)
+            case CreateEpoch(number=number, reason=reason, formations=formations):
+                renewals = _renewals(view, formations)
                 actions += [RenewEpoch(number, reason, renewals)] if _may_renew(view, renewals) else []
             case RecordCommit() | PlanWithout():
                 pass
@@ -153,16 +155,18 @@ def _carry_out(view: View, steps: tuple[Step, ...]) -> tuple[Action, ...]:
     return tuple(actions)
 
 
-def _renewals(view: View) -> int:
-    """How many epochs of this plan in a row did not last, with the one to be made."""
+def _renewals(view: View, formations: tuple[Formation, ...]) -> int:
+    """How many epochs of this plan in a row did not last, with the one to be made. A replica that breaks for the first time pays for no other one."""
     newest = view.newest
     if newest is None or view.is_replacing or view.now - newest.at >= PEACE:
+        return 1
+    if not is_broken_again(newest.epoch, formations):
         return 1
     return newest.cause.renewals + 1
 
 
 def _may_renew(view: View, renewals: int) -> bool:
-    """Epochs that never last are made with pauses: each costs every slot its KV."""
+    """Epochs that never last are made with pauses: each costs the replicas that it forms anew their KV."""
     pause = delay(renewals - RENEWALS_AT_ONCE + 1, LONGEST_PAUSE)
     return view.newest is None or view.now - view.newest.at >= pause
 

@@ -35,6 +35,7 @@ from strata_operator.decide.epochs import (
     to_be_formed,
     unheard,
 )
+from strata_operator.decide.formation import is_broken_again
 from strata_operator.decide.parts import waiting
 from strata_operator.decide.standing_orders import OrderTerms, carried_out
 from strata_operator.local import launcher as launching
@@ -391,7 +392,7 @@ class LocalDeployment:
                     return  # one has just died: it is started again first
                 if self._record_order():
                     return  # nobody had said so yet: what they said last is as old as this process has been stopped
-                await self._pace()
+                await self._pace(step)
                 log.info("epoch %d: %s", step.number, step.reason)
                 epoch = Epoch(step.number, new_secret(), step.plan, step.formations)
                 self._ledger = self._ledger.with_newest(epoch)
@@ -440,9 +441,11 @@ class LocalDeployment:
                 log.warning("slot %s lives and does not answer; it is started anew", name)
                 self._slots[name].kill()
 
-    async def _pace(self) -> None:
-        """The first epochs at once; if they keep breaking, one by one with a pause between."""
-        now = time.monotonic()
+    async def _pace(self, step: CreateEpoch) -> None:
+        """The first epochs at once; if they keep breaking, one by one with a pause between. A replica that breaks for the first time waits for no other one."""
+        now, newest = time.monotonic(), self._ledger.newest
+        if newest is not None and not is_broken_again(newest, step.formations):
+            self._epochs_made = []
         self._epochs_made = [made for made in self._epochs_made if now - made < EPOCH_SECONDS] + [now]
         if len(self._epochs_made) > EPOCHS_AT_ONCE:
             log.warning("%d epochs in %g s did not last; pausing", len(self._epochs_made), EPOCH_SECONDS)
