@@ -27,7 +27,7 @@ test: $(READY)  ## unit tests: no cluster, no GPU, no network; each law by its q
 	@$(call pytest,3)
 
 test-all: $(READY)  ## the same with every example of the slow laws and every architecture in each sweep
-	@$(call pytest,2) -m "" --hypothesis-profile=all
+	@$(call pytest,2) -m "" --hypothesis-profile=all --timeout=600
 
 check: $(READY)  ## style, types, import contracts, chart, kernels compiled for GPUs that need not be here
 	@$(BIN)/ruff check .

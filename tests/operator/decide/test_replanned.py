@@ -104,7 +104,7 @@ def changes(draw: st.DrawFn) -> tuple[Plan, PlanRequest]:
     return plan, left
 
 
-@settings(laws, max_examples=share(40, 40))
+@settings(laws, max_examples=share(20, 20))
 @given(changes(), st.sampled_from([0.0, 0.1]))
 def test_replicas_that_are_the_same_in_a_new_plan_go_on(change: tuple[Plan, PlanRequest], min_gain: float) -> None:
     served, request = change
