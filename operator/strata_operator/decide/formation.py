@@ -44,7 +44,7 @@ def why_not_going_on(epoch: Epoch, slots: Mapping[str, SlotStatus]) -> str:
 def is_broken_again(epoch: Epoch, formations: Collection[Formation]) -> bool:
     """Whether the next epoch forms anew only replicas that this one formed, which did not last. One that had gone on into it has run for longer."""
     stay = {each.replica for each in formations}
-    return not any(each.replica not in stay for each in epoch.formations)
+    return all(each.replica in stay for each in epoch.formations)
 
 
 def places_by_replica(plan: Plan) -> dict[int, Places]:

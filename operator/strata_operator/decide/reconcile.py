@@ -158,9 +158,12 @@ def _carry_out(view: View, steps: tuple[Step, ...]) -> tuple[Action, ...]:
 def _renewals(view: View, formations: tuple[Formation, ...]) -> int:
     """How many epochs of this plan in a row did not last, with the one to be made. A replica that breaks for the first time pays for no other one."""
     newest = view.newest
-    if newest is None or view.is_replacing or view.now - newest.at >= PEACE:
-        return 1
-    if not is_broken_again(newest.epoch, formations):
+    if (
+        newest is None
+        or view.is_replacing
+        or view.now - newest.at >= PEACE
+        or not is_broken_again(newest.epoch, formations)
+    ):
         return 1
     return newest.cause.renewals + 1
 

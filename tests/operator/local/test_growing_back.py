@@ -23,7 +23,7 @@ from tests.operator.local.test_up_end_to_end import make_model
 
 TOKENS = 400
 # Five processes of the real runtime: test_losses.py decides, test_local_deployment.py plans.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 
 
 class GrowsBack(Mender):

@@ -87,7 +87,6 @@ def until_logged(file: Path, words: str) -> None:
         following.wait()
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("victim", ["tiny-a-cpu", "tiny-b-cpu"])
 def test_a_stream_goes_on_when_a_slot_is_lost_while_nobody_controls(supervised: Supervised, victim: str) -> None:
     """The leader, or a stage behind it. Who controls again finds what was done, and makes the plan whole."""
