@@ -26,8 +26,8 @@ pytest = $(BIN)/python -m pytest -n $(or $(WORKERS),$(1)) --dist loadfile --no-l
 test: $(READY)  ## unit tests: no cluster, no GPU, no network; each law by its quickest cases
 	@$(call pytest,3)
 
-test-all: $(READY)  ## the same with every example of the slow laws and every architecture in each sweep
-	@$(call pytest,2) -m "" --hypothesis-profile=all --timeout=600
+test-all: $(READY)  ## the same with every example of the slow laws and every architecture in each sweep; PART=1/3: of a third of the files
+	@$(call pytest,2) -m "" --hypothesis-profile=all --timeout=600 $(if $(PART),--part=$(PART))
 
 check: $(READY)  ## style, types, import contracts, chart, kernels compiled for GPUs that need not be here
 	@$(BIN)/ruff check .

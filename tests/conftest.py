@@ -5,8 +5,11 @@ Of several workers (`pytest -n`) each has a cache of its own, so that none finds
 
 import gc
 import os
+import re
 import tempfile
+import zlib
 
+import pytest
 from hypothesis import settings
 
 from strata_runtime.collector import freeze_imports
@@ -24,6 +27,31 @@ settings.register_profile("few", _whole, deadline=None, max_examples=share(_whol
 settings.load_profile("few")
 
 gc.disable()  # until all is imported: half a million objects that stay, gone through again and again
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--part",
+        type=_part,
+        help="i/n: every n-th file of tests alone, from the i-th on, in no order that anybody has made",
+    )
+
+
+def _part(text: str) -> tuple[int, int]:
+    found = re.fullmatch(r"(\d+)/(\d+)", text)
+    if found is None or not 1 <= int(found[1]) <= int(found[2]):
+        raise ValueError(f"{text!r} must be i/n, where i is 1 to n")
+    return int(found[1]), int(found[2])
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Whole files, for what the tests of one share is made once."""
+    if (part := config.getoption("--part")) is None:
+        return
+    which, count = part
+    kept = {item: zlib.crc32(item.nodeid.split("::")[0].encode()) % count == which - 1 for item in items}
+    config.hook.pytest_deselected(items=[item for item in items if not kept[item]])
+    items[:] = [item for item in items if kept[item]]
 
 
 def pytest_collection_finish() -> None:

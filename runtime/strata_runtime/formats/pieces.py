@@ -5,8 +5,9 @@ Called by the kernels that decode or dequantize first; they give the rows. Knows
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
+
+from strata_runtime.kernels.native_dense import multiply_once
 
 # Rows of a piece are a multiple of these where they are more: products with rows of outputs that do not begin at whole 16 bytes take the vendors' libraries for GPUs
 # up to nine times as long.
@@ -24,5 +25,5 @@ def multiply_in_pieces(
         step -= step % _TILE_ROWS
     for start in range(0, out_features, step):
         stop = min(start + step, out_features)
-        out[:, start:stop] = torch.nn.functional.linear(tokens, rows(start, stop))
+        out[:, start:stop] = multiply_once(tokens, rows(start, stop))
     return out

@@ -4,9 +4,7 @@ Called by `channel_kernels` and `static_kernels`, if `takes` and `fast`. Checks 
 rounded in the same pass; values are those of `reference`, bit for bit.
 """
 
-import ctypes
 import struct
-from functools import cache
 
 import torch
 from torch import Tensor
@@ -19,14 +17,9 @@ _RESULT = struct.Struct("8q")  # the first part of `ChannelCall` of kernels/nati
 _WEIGHT = struct.Struct("6q")
 
 
-@cache
 def fast() -> bool:
     """Whether this processor multiplies bytes in vectors of 64 (AVX-512 VNNI); narrower paths are there, and torch's products faster."""
-    found = native.library()
-    if found is None:
-        return False
-    found.strata_cpu_level.restype = ctypes.c_char_p
-    return bool(found.strata_cpu_level() == b"avx512")
+    return native.multiplies_in_avx512()
 
 
 def takes(tokens: Tensor, codes: Tensor) -> bool:

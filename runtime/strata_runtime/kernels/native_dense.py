@@ -11,6 +11,7 @@ from functools import cache
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from strata_runtime.kernels.native import library
 from strata_runtime.kernels.native_calls import DENSE, function, lined_up, product
@@ -18,6 +19,7 @@ from strata_runtime.kernels.native_calls import DENSE, function, lined_up, produ
 _PACK_CALL = struct.Struct("7q")  # `PackCall` of kernels/native/dense.cpp
 _TOKENS, _WEIGHT, _RESULT = struct.Struct("3q"), struct.Struct("5q"), struct.Struct("3q")  # `DenseCall` of calls.h
 _OUTPUTS, _LINE_BYTES = 32, 64  # of a block; of a line of the cache
+_MANY_TOKENS = 16  # from which on packing a weight costs less than multiplying it as torch does where it has no instructions for bfloat16
 _PLACES = torch.arange(64).view(4, 2, 8).transpose(0, 1).flatten()  # of a pair's int8 values: `place_of` of dense.cpp
 
 
@@ -36,6 +38,19 @@ def multiplies(dtype: torch.dtype, device: torch.device) -> bool:
 def takes(dtype: torch.dtype, device: torch.device) -> bool:
     """Whether they are the fastest for linears: where a processor has tiles of its own for them (AMX), oneDNN uses those, the library does not."""
     return multiplies(dtype, device) and not torch.cpu._is_amx_tile_supported()  # noqa: SLF001
+
+
+@cache
+def _torch_is_slow() -> bool:
+    """Whether torch multiplies bfloat16 number by number here: an eighth of what it does in float32 on processors with AVX2 alone."""
+    return runs() and not torch.ops.mkldnn._is_mkldnn_bf16_supported()  # noqa: SLF001, torch has no public name for it
+
+
+def multiply_once(tokens: Tensor, weight: Tensor) -> Tensor:
+    """tokens [M, K], weight [N, K] of one type -> [M, N]: of a weight that has just been made and is needed no more."""
+    if tokens.shape[0] >= _MANY_TOKENS and multiplies(tokens.dtype, tokens.device) and _torch_is_slow():
+        return PackedProduct(pack(weight))(tokens)
+    return functional.linear(tokens, weight)
 
 
 @dataclass(frozen=True, eq=False)

@@ -40,6 +40,7 @@ _SHORT, _LONG = 64, 448  # keys
 _ONE, _PARTS, _WHOLE = (1, 64), (4, 64), (1, 256)  # prompts, and tokens of each
 _CHUNK = 56  # tokens: with the sequences beside it rows that nothing is padded to
 _ROUNDS, _RUNS, _PAUSE_SECONDS = 3, 30, 0.001
+_LEAST_RUNS, _ROUND_SECONDS = 4, 0.5  # a slow device gets fewer runs, so that no figure takes minutes
 _MOST_STEP_TOKENS = 512
 _ALONE, _TOGETHER = Load(1, 1, 48), Load(16, 1, 48)  # requests that keep two stages handling steps
 
@@ -124,8 +125,9 @@ def _whole(taken: Taken) -> float:
 
 def _round(stage: ProfiledStage, work: Work) -> _Round:
     stage.prepare(work)
-    taken = []
-    for _ in range(_RUNS):
+    taken: list[Taken] = []
+    until = time.monotonic() + _ROUND_SECONDS
+    while len(taken) < _LEAST_RUNS or (len(taken) < _RUNS and time.monotonic() < until):
         time.sleep(_PAUSE_SECONDS)
         taken.append(stage.run(work))
     mean = Taken(*(statistics.fmean(getattr(each, name) for each in taken) for name in ("layer", "before", "after")))

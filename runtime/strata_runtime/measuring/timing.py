@@ -37,25 +37,32 @@ def take(
     add_in_float32(device)
     with torch.inference_mode():
         weight = torch.randn(size, size, device=device, generator=torch.Generator(device).manual_seed(0)) * size**-0.5
-        modules = {name: make_linear(weight, None, name, dtype) for name in MAKERS}
-        return best_of(*(_take_once(weight, modules, beside, progress) for _ in range(2)))
+        modules: dict[FormatName, nn.Module] = {
+            name: make_linear(weight, None, name, dtype) for name in MAKERS if name != "dense"
+        }
+        return best_of(*(_take_once(weight, dtype, modules, beside, progress) for _ in range(2)))
 
 
 def _take_once(
     weight: Tensor,
+    dtype: torch.dtype,
     modules: dict[FormatName, nn.Module],
     beside: Overheads,
     progress: Callable[[str], None],
 ) -> Timings:
+    """`modules`: a linear of each format but the dense one, which is made as it is loaded."""
     size = weight.shape[0]
-    dtype = next(modules["dense"].parameters()).dtype
     progress("memory bandwidth and dense products")
     sixteen = weight.to(torch.float16 if dtype == torch.float16 else torch.bfloat16)
     bandwidth, flops, float32_flops = _bandwidth(sixteen), _flops(sixteen), _flops(weight)
-    linears: dict[FormatName, LinearSeconds] = {}
+    tokens, own = weight[:PREFILL_TOKENS].to(dtype), weight.to(dtype)
+    progress("linears in dense")
+    linears: dict[FormatName, LinearSeconds] = {
+        "dense": _linear(lambda: dense_linear(own.clone(), None), own.nbytes, tokens)
+    }
     for name, module in modules.items():
         progress(f"linears in {name}")
-        linears[name] = _linear(module, weight[:PREFILL_TOKENS].to(dtype))
+        linears[name] = _linear(partial(copy.deepcopy, module), stored_bytes_of(module), tokens)
     return Timings(size, bandwidth, flops, float32_flops, linears, beside)
 
 
@@ -109,18 +116,17 @@ def _bandwidth(weight: Tensor) -> float:
 
 
 def _flops(weight: Tensor) -> float:
+    """Operations a second of a dense product as this device computes it fastest."""
     tokens = weight[: 2 * PREFILL_TOKENS].clone()
-    seconds = best_seconds([partial(nn.functional.linear, tokens, weight)], weight.device)
+    seconds = best_seconds([partial(dense_linear(weight, None), tokens)], weight.device)
     return 2 * tokens.shape[0] * weight.numel() / seconds
 
 
-def _linear(module: nn.Module, tokens: Tensor) -> LinearSeconds:
-    """tokens: [PREFILL_TOKENS, inputs]."""
-    modules = [module]
-    while len(modules) < copies_beyond_cache(stored_bytes_of(module), tokens.device):
-        modules.append(copy.deepcopy(module))
+def _linear(make: Callable[[], nn.Module], size_bytes: int, tokens: Tensor) -> LinearSeconds:
+    """`make` makes one more, with `size_bytes` of its own; tokens: [PREFILL_TOKENS, inputs]."""
+    modules = [make() for _ in range(copies_beyond_cache(size_bytes, tokens.device))]
     decode = best_seconds([partial(each, tokens[:1]) for each in modules], tokens.device)
-    many, some = (best_seconds([partial(module, rows)], tokens.device) for rows in (tokens, tokens[:SOME_TOKENS]))
+    many, some = (best_seconds([partial(modules[0], rows)], tokens.device) for rows in (tokens, tokens[:SOME_TOKENS]))
     return LinearSeconds(decode, many, some)
 
 

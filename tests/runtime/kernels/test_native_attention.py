@@ -7,16 +7,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strata_runtime.kernels import native_attention, native_dense
+from strata_runtime.kernels import native_attention
+from strata_runtime.kernels.native import multiplies_in_avx512
 from strata_runtime.kernels.native_attention import Entries, Scores, Spans, attend
 from strata_runtime.model.kv.rounding import restore, round_entries
 from tests.laws import share
 from tests.runtime.kernels.paged_steps import PLAIN, plain
 
 CPU = torch.device("cpu")
-pytestmark = pytest.mark.skipif(
-    not native_dense.multiplies(torch.bfloat16, CPU), reason="this processor does not multiply bfloat16"
-)
+pytestmark = pytest.mark.skipif(not multiplies_in_avx512(), reason="this processor does not multiply bfloat16")
 
 
 def drawn(seed: int, *shape: int) -> torch.Tensor:

@@ -4,17 +4,26 @@ import copy
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from strata_runtime.formats import COMPUTE_DTYPES
 from strata_runtime.kernels import native_dense
 from strata_runtime.kernels.native_dense import PackedProduct, PackedWeight, pack
 from tests.laws import share
 
 CPU = torch.device("cpu")
-pytestmark = pytest.mark.skipif(
-    not native_dense.multiplies(torch.bfloat16, CPU), reason="this processor does not multiply bfloat16"
-)
+pytestmark = [
+    pytest.mark.skipif(not native_dense.multiplies(torch.bfloat16, CPU), reason="this processor has no such products"),
+    pytest.mark.parametrize("level", ["avx2", "avx512"], indirect=True),
+    pytest.mark.usefixtures("level"),
+]
+
+
+def laws(examples: int) -> settings:
+    return settings(
+        max_examples=share(examples), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    )
 
 
 def dense_linear(tokens: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -25,7 +34,7 @@ def drawn(seed: int, *shape: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
 
 
-@settings(max_examples=share(60), deadline=None)
+@laws(60)
 @given(
     st.integers(1, 100),
     st.integers(1, 700),
@@ -50,7 +59,7 @@ def test_products_are_those_of_the_weight(
     assert ((found.double() - expected).abs() <= 2**-8 * expected.abs() + 1e-5 * size).all()
 
 
-@settings(max_examples=share(60), deadline=None)
+@laws(60)
 @given(st.integers(1, 100), st.integers(1, 700), st.integers(1, 40), st.sampled_from([0, 1]), st.integers(0, 9))
 def test_products_of_8_bits_are_those_of_codes_times_scales(
     rows: int, columns: int, count: int, biases: int, seed: int
@@ -66,7 +75,7 @@ def test_products_of_8_bits_are_those_of_codes_times_scales(
     assert torch.equal(native_dense.rows(pack(codes, scales), torch.arange(rows)), codes)
 
 
-@settings(max_examples=share(30), deadline=None)
+@laws(30)
 @given(st.integers(1, 90), st.integers(1, 1200), st.integers(2, 300), st.data())
 def test_what_a_token_gets_does_not_depend_on_those_beside_it(
     rows: int, columns: int, count: int, data: st.DataObject
@@ -112,3 +121,16 @@ def test_a_copy_has_memory_of_its_own() -> None:
     weight.values.zero_()
     assert torch.equal(other(tokens), expected)
     assert not torch.equal(product(tokens), expected)
+
+
+@laws(40)
+@given(st.integers(1, 100), st.integers(1, 700), st.integers(1, 40), st.sampled_from(list(COMPUTE_DTYPES.values())))
+def test_a_weight_that_is_used_once(rows: int, columns: int, count: int, dtype: torch.dtype) -> None:
+    """However it is multiplied, and whether it lies row by row or column by column."""
+    tokens, weight = (drawn(seed, *shape).to(dtype) for seed, shape in ((0, (count, columns)), (1, (rows, columns))))
+    for each in (weight, weight.t().contiguous().t()):
+        found = native_dense.multiply_once(tokens, each)
+        assert found.dtype is dtype
+        torch.testing.assert_close(
+            found.double(), tokens.double() @ weight.double().t(), rtol=2**-7, atol=1e-3 * columns**0.5
+        )

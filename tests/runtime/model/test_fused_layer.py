@@ -11,14 +11,13 @@ from msgspec import structs
 from strata_planner.contract.formats import FormatName
 from strata_planner.contract.frames import Segment
 from strata_planner.question.model import Model
-from strata_runtime.kernels import native_dense, native_layer
+from strata_runtime.kernels import native_layer
+from strata_runtime.kernels.native import multiplies_in_avx512
 from strata_runtime.model import fused_layer
 from tests.runtime.architectures import make_tiny_model
-from tests.runtime.loading.stages import CPU, Stages, roles
+from tests.runtime.loading.stages import Stages, roles
 
-pytestmark = pytest.mark.skipif(
-    not native_dense.multiplies(torch.bfloat16, CPU), reason="this processor does not multiply bfloat16"
-)
+pytestmark = pytest.mark.skipif(not multiplies_in_avx512(), reason="this processor does not multiply bfloat16")
 WIDE = {"hidden_size": 128, "intermediate_size": 192, "head_dim": 32}  # as the library takes heads and blocks
 TEXTS = {number: torch.arange(40) * (5 + number) % 90 for number in range(1, 6)}
 STEPS: Sequence[Sequence[Segment]] = (

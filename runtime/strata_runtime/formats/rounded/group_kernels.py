@@ -12,6 +12,7 @@ from torch import Tensor
 from strata_runtime.formats import features, packing
 from strata_runtime.formats.quantizers import CODE_OFFSET
 from strata_runtime.formats.weights import GroupWeight
+from strata_runtime.kernels.native_dense import multiply_once
 
 HALF_BLOCK = packing.BLOCK_ROWS // 2
 JOINED_AT_A_TIME = 1 << 21  # weights whose planes are joined at once, 1 MB of nibbles
@@ -50,7 +51,7 @@ def dequantized(tokens: Tensor, weight: GroupWeight) -> Tensor:
         if part.rows == packing.BLOCK_ROWS:
             sides = columns.view(tokens.shape[0], part.blocks, 2, HALF_BLOCK).unbind(2)
             for side, half in zip(sides, _transposed_halves(weight, part, tokens.dtype), strict=True):
-                side.copy_((tokens @ half).view_as(side))
+                side.copy_(multiply_once(tokens, half.t()).view_as(side))
         else:
             columns.copy_(_dense(tokens, weight, part))
     return out
@@ -73,7 +74,7 @@ def _transposed_halves(weight: GroupWeight, part: packing.Segment, dtype: torch.
 
 
 def _dense(tokens: Tensor, weight: GroupWeight, part: packing.Segment) -> Tensor:
-    return torch.nn.functional.linear(tokens, weight.dequantized_rows(part).to(tokens.dtype))
+    return multiply_once(tokens, weight.dequantized_rows(part).to(tokens.dtype))
 
 
 def _padded(tokens: Tensor, weight: GroupWeight) -> Tensor:

@@ -29,6 +29,16 @@ def library() -> ctypes.CDLL | None:
     return found
 
 
+@cache
+def multiplies_in_avx512() -> bool:
+    """Whether the library is here and this processor has all that its widest kernels take: AVX-512 with BF16, VBMI, VNNI, and GFNI (`cpu.h`)."""
+    found = library()
+    if found is None:
+        return False
+    found.strata_cpu_level.restype = ctypes.c_char_p
+    return bool(found.strata_cpu_level() == b"avx512")
+
+
 def _rebuilt() -> ctypes.CDLL | None:
     """One process builds, the others wait for it and load what it made."""
     from strata_runtime.kernels.native import build  # noqa: PLC0415 -- as above

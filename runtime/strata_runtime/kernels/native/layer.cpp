@@ -168,7 +168,7 @@ void run(const LayerCall& call) {
 
 }  // namespace
 
-// Where the library multiplies bfloat16 (strata_dense_runs).
+// In AVX-512 alone, as what it calls.
 STRATA_API void strata_layer(const LayerCall* call) {
 #if STRATA_X86
   run(*call);
