@@ -7,7 +7,9 @@ import json
 import math
 import statistics
 import subprocess
+import time
 from pathlib import Path
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -30,6 +32,8 @@ from strata_runtime.kernels.native import build
 from strata_runtime.measuring import kernel_timing, measure, overheads, served, timing
 from strata_runtime.measuring.measure import Store
 from strata_runtime.measuring.profiling import company
+from strata_runtime.measuring.profiling.grid import Work
+from strata_runtime.measuring.profiling.stage import Taken
 from strata_runtime.measuring.rates import (
     PREFILL_TOKENS,
     SOME_TOKENS,
@@ -321,6 +325,25 @@ def test_steps_vary_by_half_of_what_two_of_them_differ_by(seconds: list[float]) 
     pairs = [abs(one - other) for at, one in enumerate(seconds) for other in seconds[:at]]
     told = overheads.gini(seconds)
     assert told == pytest.approx(statistics.fmean(pairs) / 2 / statistics.fmean(seconds), abs=1e-9)
+
+
+@pytest.mark.parametrize(("seconds", "runs"), [(0.0001, 30), (0.1, 5), (60.0, 4)])
+def test_a_slow_device_gets_fewer_runs(seconds: float, runs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No figure takes minutes, where one step takes a second."""
+    now = [0.0]
+
+    class Stage:
+        def prepare(self, _work: object) -> None: ...
+
+        def run(self, _work: object) -> Taken:
+            now[0] += seconds
+            return Taken(seconds, 0.0, 0.0)
+
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    told = overheads._round(cast(Any, Stage()), Work("decode", 1, 1, 64))
+    assert told.mean.layer == pytest.approx(seconds)
+    assert now[0] == pytest.approx(runs * seconds)
 
 
 def test_all_processors_read_together_and_the_process_keeps_its_threads(monkeypatch: pytest.MonkeyPatch) -> None:
