@@ -341,7 +341,7 @@ def test_a_slow_device_gets_fewer_runs(seconds: float, runs: int, monkeypatch: p
 
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     monkeypatch.setattr(time, "sleep", lambda _: None)
-    told = overheads._round(cast(Any, Stage()), Work("decode", 1, 1, 64))
+    told = overheads._round(cast("Any", Stage()), Work("decode", 1, 1, 64))
     assert told.mean.layer == pytest.approx(seconds)
     assert now[0] == pytest.approx(runs * seconds)
 
