@@ -315,7 +315,7 @@ def test_a_processors_profile_says_where_it_packs_rows(
     threads = torch.get_num_threads()
     profile = measure.measure("cpu", "cpu", threads, "bfloat16")
     assert profile.packed_rows == packed_rows(torch.bfloat16, threads)
-    assert "int4" in profile.packed_rows
+    assert "any4" in profile.packed_rows
     assert "kernels by number of tokens" in capsys.readouterr().err
     measured._kept.cache_clear()
 
