@@ -30,6 +30,9 @@ struct Dense {
 };
 
 #if STRATA_X86
+// 16-bit weights of a whole block, `stride` items from row to row, to where they are packed; gives how many of `pairs` it took from the first on.
+int64_t pack_block_avx2(const uint16_t* weights, int64_t stride, int64_t pairs, uint32_t* out);
+
 void dense_avx2(const DenseCall& call);
 void dense_avx512(const DenseCall& call);
 #endif

@@ -198,6 +198,37 @@ void multiply(const Dense& dense, const float* tokens, int64_t count, uint16_t* 
 
 }  // namespace
 
+// Pairs as numbers of 32 bits, eight rows for eight columns at a time: each line is read and written whole.
+STRATA_AVX2 int64_t pack_block_avx2(const uint16_t* weights, int64_t stride, int64_t pairs, uint32_t* out) {
+  int64_t pair = 0;
+  for (; pair + 8 <= pairs; pair += 8)
+    for (int output = 0; output < kOutputs; output += 8) {
+      __m256i rows[8], next[8];
+#pragma GCC unroll 8
+      for (int row = 0; row < 8; ++row)
+        rows[row] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(weights + (output + row) * stride + 2 * pair));
+#pragma GCC unroll 4
+      for (int each = 0; each < 4; ++each) {
+        next[2 * each] = _mm256_unpacklo_epi32(rows[2 * each], rows[2 * each + 1]);
+        next[2 * each + 1] = _mm256_unpackhi_epi32(rows[2 * each], rows[2 * each + 1]);
+      }
+#pragma GCC unroll 2
+      for (int half = 0; half < 8; half += 4) {
+        rows[half] = _mm256_unpacklo_epi64(next[half], next[half + 2]);
+        rows[half + 1] = _mm256_unpackhi_epi64(next[half], next[half + 2]);
+        rows[half + 2] = _mm256_unpacklo_epi64(next[half + 1], next[half + 3]);
+        rows[half + 3] = _mm256_unpackhi_epi64(next[half + 1], next[half + 3]);
+      }
+#pragma GCC unroll 4
+      for (int each = 0; each < 4; ++each) {
+        uint32_t* to = out + (pair + each) * kOutputs + output;
+        _mm256_store_si256(reinterpret_cast<__m256i*>(to), _mm256_permute2x128_si256(rows[each], rows[4 + each], 0x20));
+        _mm256_store_si256(reinterpret_cast<__m256i*>(to + 4 * kOutputs), _mm256_permute2x128_si256(rows[each], rows[4 + each], 0x31));
+      }
+    }
+  return pair;
+}
+
 void dense_avx2(const DenseCall& call) {
   const Dense dense(call);
   for (int64_t first = 0; first < call.token_rows; first += kTokensAtOnce) {
