@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from strata_runtime.kernels.native import library
+from strata_runtime.kernels.native import library, multiplies_in_avx512
 from strata_runtime.kernels.native_calls import DENSE, function, lined_up, product
 
 _PACK_CALL = struct.Struct("7q")  # `PackCall` of kernels/native/dense.cpp
@@ -35,15 +35,18 @@ def multiplies(dtype: torch.dtype, device: torch.device) -> bool:
     return device.type == "cpu" and dtype is torch.bfloat16 and runs()
 
 
-def takes(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether they are the fastest for linears: where a processor has tiles of its own for them (AMX), oneDNN uses those, the library does not."""
-    return multiplies(dtype, device) and not torch.cpu._is_amx_tile_supported()  # noqa: SLF001
-
-
 @cache
 def _torch_is_slow() -> bool:
     """Whether torch multiplies bfloat16 number by number here: an eighth of what it does in float32 on processors with AVX2 alone."""
     return runs() and not torch.ops.mkldnn._is_mkldnn_bf16_supported()  # noqa: SLF001, torch has no public name for it
+
+
+def takes(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether they are the fastest for linears: where a processor has tiles of its own for them (AMX), oneDNN uses those, the library does not; and
+    oneDNN multiplies bfloat16 in AVX-512 without BF16, too, where the library has AVX2.
+    """
+    fastest = _torch_is_slow() or (multiplies_in_avx512() and not torch.cpu._is_amx_tile_supported())  # noqa: SLF001
+    return multiplies(dtype, device) and fastest
 
 
 def multiply_once(tokens: Tensor, weight: Tensor) -> Tensor:

@@ -134,3 +134,22 @@ def test_a_weight_that_is_used_once(rows: int, columns: int, count: int, dtype: 
         torch.testing.assert_close(
             found.double(), tokens.double() @ weight.double().t(), rtol=2**-7, atol=1e-3 * columns**0.5
         )
+
+
+@pytest.mark.parametrize(
+    ("avx512", "onednn", "tiles", "taken"),
+    [
+        (True, True, False, True),
+        (True, True, True, False),
+        (False, True, False, False),  # AVX-512 without BF16: oneDNN's are wider
+        (False, False, False, True),  # AVX2 alone
+    ],
+)
+def test_linears_take_what_is_the_fastest(
+    *, avx512: bool, onednn: bool, tiles: bool, taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native_dense, "multiplies_in_avx512", lambda: avx512)
+    monkeypatch.setattr(native_dense, "_torch_is_slow", lambda: not onednn)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: tiles)
+    assert native_dense.takes(torch.bfloat16, CPU) is taken
+    assert not native_dense.takes(torch.float16, CPU)
