@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from strata_runtime.kernels.native import multiplies_in_avx512
+from strata_runtime.kernels import native_dense
 from strata_runtime.kernels.native_calls import function
 
 _CALL = struct.Struct("17q2d5q")  # `AttentionCall` of kernels/native/calls.h
@@ -58,8 +58,7 @@ class Scores:
 
 
 def takes(dtype: torch.dtype, device: torch.device, width: int) -> bool:
-    is_of_a_processor = device.type == "cpu" and dtype is torch.bfloat16
-    return is_of_a_processor and width % _LANES == 0 and width <= _WIDEST and multiplies_in_avx512()
+    return native_dense.multiplies(dtype, device) and width % _LANES == 0 and width <= _WIDEST
 
 
 def attend(query: Tensor, entries: Entries, spans: Spans, page_tokens: int, scores: Scores) -> Tensor:

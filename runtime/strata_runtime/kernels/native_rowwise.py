@@ -8,7 +8,7 @@ import struct
 import torch
 from torch import Tensor
 
-from strata_runtime.kernels.native import multiplies_in_avx512
+from strata_runtime.kernels import native_dense
 from strata_runtime.kernels.native_calls import function
 
 _NORM = struct.Struct("6qdq")  # `NormCall` of kernels/native/calls.h, then the others
@@ -18,7 +18,7 @@ _GATE = struct.Struct("8q")
 
 def takes(rows: Tensor) -> bool:
     """Whether rows are of a kind that the library works on, the items of a row next to each other."""
-    return rows.dtype is torch.bfloat16 and rows.is_cpu and rows.stride(-1) == 1 and multiplies_in_avx512()
+    return rows.dtype is torch.bfloat16 and rows.is_cpu and rows.stride(-1) == 1 and native_dense.runs()
 
 
 def rms_norm(rows: Tensor, weight: Tensor, epsilon: float) -> Tensor:

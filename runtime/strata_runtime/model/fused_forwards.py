@@ -16,8 +16,7 @@ from transformers.models.mistral import modeling_mistral as mistral
 from transformers.models.qwen2 import modeling_qwen2 as qwen2
 from transformers.models.qwen3 import modeling_qwen3 as qwen3
 
-from strata_runtime.kernels import native_rowwise
-from strata_runtime.kernels.native import multiplies_in_avx512
+from strata_runtime.kernels import native_dense, native_rowwise
 from strata_runtime.model.fused_layer import FusedLayer
 from strata_runtime.model.same_code import goes_as_llama, is_the_same
 
@@ -26,7 +25,7 @@ Attention = Callable[..., tuple[torch.Tensor, None]]
 
 def fuse(model: torch.nn.Module, attention: Attention) -> None:
     """Give the modules of a model such forwards, where this processor has any use for them."""
-    if not multiplies_in_avx512():
+    if not native_dense.runs():
         return
     for module in model.modules():
         for known, fused in _FORWARDS:

@@ -4,18 +4,27 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from strata_runtime.kernels import native_attention
-from strata_runtime.kernels.native import multiplies_in_avx512
+from strata_runtime.kernels import native_attention, native_dense
 from strata_runtime.kernels.native_attention import Entries, Scores, Spans, attend
 from strata_runtime.model.kv.rounding import restore, round_entries
 from tests.laws import share
 from tests.runtime.kernels.paged_steps import PLAIN, plain
 
 CPU = torch.device("cpu")
-pytestmark = pytest.mark.skipif(not multiplies_in_avx512(), reason="this processor does not multiply bfloat16")
+pytestmark = [
+    pytest.mark.skipif(not native_dense.multiplies(torch.bfloat16, CPU), reason="this processor has no such kernel"),
+    pytest.mark.parametrize("level", ["avx2", "avx512"], indirect=True),
+    pytest.mark.usefixtures("level"),
+]
+
+
+def laws(examples: int) -> settings:
+    return settings(
+        max_examples=share(examples), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    )
 
 
 def drawn(seed: int, *shape: int) -> torch.Tensor:
@@ -85,7 +94,7 @@ steps = st.builds(
 )
 
 
-@settings(max_examples=share(60), deadline=None)
+@laws(60)
 @given(steps, rules, st.sampled_from([None, 5.0]), st.sampled_from(["", "slopes", "sinks"]))
 def test_it_is_plain_attention_over_each_sequence(
     step: Step, reach: dict[str, int], soft_cap: float | None, term: str
@@ -96,7 +105,7 @@ def test_it_is_plain_attention_over_each_sequence(
     assert (found - step.expected(scores, step.keys, step.values)).abs().max() < 0.03
 
 
-@settings(max_examples=share(20), deadline=None)
+@laws(20)
 @given(steps)
 def test_entries_of_8_bits_are_what_the_pool_restores(step: Step) -> None:
     stored = [round_entries(each) for each in (step.keys, step.values)]
@@ -105,7 +114,7 @@ def test_entries_of_8_bits_are_what_the_pool_restores(step: Step) -> None:
     assert torch.equal(step.attended(PLAIN, entries), step.attended(PLAIN, Entries(keys, values)))
 
 
-@settings(max_examples=share(30), deadline=None)
+@laws(30)
 @given(steps, rules, st.data())
 def test_what_a_token_gets_does_not_depend_on_those_beside_it(
     step: Step, reach: dict[str, int], data: st.DataObject
@@ -154,7 +163,7 @@ def test_widths_that_no_vector_fits_are_left_to_torch(width: int) -> None:
     assert native_attention.takes(torch.bfloat16, CPU, 64)
 
 
-@settings(max_examples=share(20), deadline=None)
+@laws(20)
 @given(steps, rules, st.integers(1, 40))
 def test_nothing_before_the_first_position_is_seen(step: Step, reach: dict[str, int], first: int) -> None:
     """Other entries there change nothing for those behind it; those that see the same without it get the same."""

@@ -2,16 +2,25 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers.models.llama import modeling_llama as llama
 
-from strata_runtime.kernels import native_rowwise
-from strata_runtime.kernels.native import multiplies_in_avx512
+from strata_runtime.kernels import native_dense, native_rowwise
 from tests.laws import share
 
-pytestmark = pytest.mark.skipif(not multiplies_in_avx512(), reason="this processor does not multiply bfloat16")
+pytestmark = [
+    pytest.mark.skipif(not native_dense.runs(), reason="this processor has no such kernels"),
+    pytest.mark.parametrize("level", ["avx2", "avx512"], indirect=True),
+    pytest.mark.usefixtures("level"),
+]
 ULP = 2.0**-7  # the step between neighbouring values of bfloat16, relative
+
+
+def laws(examples: int) -> settings:
+    return settings(
+        max_examples=share(examples), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    )
 
 
 def drawn(seed: int, *shape: int) -> torch.Tensor:
@@ -24,7 +33,7 @@ def assert_as_rounded(found: torch.Tensor, expected: torch.Tensor) -> None:
     assert (found != expected).float().mean() < 0.02 or found.numel() < 500
 
 
-@settings(max_examples=share(40), deadline=None)
+@laws(40)
 @given(st.integers(1, 40), st.integers(1, 700), st.integers(0, 99))
 def test_norms(count: int, width: int, seed: int) -> None:
     norm = llama.LlamaRMSNorm(width, eps=1e-5).bfloat16()
@@ -34,7 +43,7 @@ def test_norms(count: int, width: int, seed: int) -> None:
         assert_as_rounded(native_rowwise.rms_norm(rows, norm.weight, 1e-5), norm(rows))
 
 
-@settings(max_examples=share(40), deadline=None)
+@laws(40)
 @given(st.integers(1, 5), st.integers(1, 40), st.sampled_from([2, 16, 20, 64, 96, 128]), st.integers(0, 99))
 def test_rotary_positions_to_the_bit(heads: int, tokens: int, width: int, seed: int) -> None:
     query, key = drawn(seed, 1, tokens, heads, width).transpose(1, 2), drawn(seed + 1, 1, heads, tokens, width)
@@ -57,7 +66,7 @@ def test_a_row_that_is_not_finite_reaches_itself_alone() -> None:
     assert torch.equal(found[others], expected[others])
 
 
-@settings(max_examples=share(40), deadline=None)
+@laws(40)
 @given(st.integers(1, 40), st.integers(1, 700), st.integers(0, 99))
 def test_gates(count: int, width: int, seed: int) -> None:
     both = drawn(seed, count, 2 * width) * 9  # up to where a gate is shut

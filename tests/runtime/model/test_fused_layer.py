@@ -11,13 +11,13 @@ from msgspec import structs
 from strata_planner.contract.formats import FormatName
 from strata_planner.contract.frames import Segment
 from strata_planner.question.model import Model
-from strata_runtime.kernels import native_layer
-from strata_runtime.kernels.native import multiplies_in_avx512
+from strata_runtime.kernels import native_channels, native_dense, native_layer
 from strata_runtime.model import fused_layer
 from tests.runtime.architectures import make_tiny_model
 from tests.runtime.loading.stages import Stages, roles
 
-pytestmark = pytest.mark.skipif(not multiplies_in_avx512(), reason="this processor does not multiply bfloat16")
+pytestmark = pytest.mark.skipif(not native_dense.runs(), reason="this processor has no such kernels")
+quick_bytes = pytest.mark.skipif(not native_channels.fast(), reason="torch multiplies bytes here, module by module")
 WIDE = {"hidden_size": 128, "intermediate_size": 192, "head_dim": 32}  # as the library takes heads and blocks
 TEXTS = {number: torch.arange(40) * (5 + number) % 90 for number in range(1, 6)}
 STEPS: Sequence[Sequence[Segment]] = (
@@ -57,7 +57,7 @@ def run(model: Path, formats: Sequence[FormatName], kv_bits: int) -> list[torch.
         pytest.param("llama", "any3", 8, {}, marks=pytest.mark.slow),
         pytest.param("llama", "any8", 16, {}, marks=pytest.mark.slow),
         pytest.param("llama", "any4_a8", 16, {}, marks=pytest.mark.slow),
-        ("llama", "w8a8", 16, {"attention_bias": True}),
+        pytest.param("llama", "w8a8", 16, {"attention_bias": True}, marks=quick_bytes),
         pytest.param("llama", "dense", 16, {"attention_bias": True, "mlp_bias": True}, marks=pytest.mark.slow),
         ("mistral", "any5", 16, {"sliding_window": 4}),
         pytest.param("qwen2", "any4", 16, {}, marks=pytest.mark.slow),  # biases of queries, keys and values

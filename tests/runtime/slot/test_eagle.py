@@ -16,8 +16,7 @@ from strata_planner.contract.roles import roles_of
 from strata_planner.costs.draft_model import draft_page_bytes, draft_weights_bytes
 from strata_planner.question.draft_head import head_model
 from strata_runtime.errors import RuntimeFaultError
-from strata_runtime.kernels import native_rowwise
-from strata_runtime.kernels.native import multiplies_in_avx512
+from strata_runtime.kernels import native_dense, native_rowwise
 from strata_runtime.loading.load import load_stage
 from strata_runtime.model.eagle_head import EagleHead
 from strata_runtime.scheduler.draft_round import Drafted, DraftRound, DraftTask
@@ -196,7 +195,7 @@ def test_a_head_goes_on_from_the_text_whatever_was_refused_or_shared(tiny_llama:
     assert beside.draft(task(0, text, blocks, start=32)) == [plain.chain(text, 6)], "nobody else's entries are touched"
 
 
-@pytest.mark.skipif(not multiplies_in_avx512(), reason="this processor has no use for it")
+@pytest.mark.skipif(not native_dense.runs(), reason="this processor has no use for it")
 def test_what_the_native_library_does_of_rows_makes_the_same_logits(
     tiny_llama: Path, head: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,15 +1,11 @@
 // The products of dense.cpp in AVX2: weights are widened in registers as they are read; products, which are exact, and sums are float32.
 #include "dense.h"
+#include "vectors_avx2.h"
 
 #if STRATA_X86
-#include <immintrin.h>
-
-#define STRATA_INLINE_AVX2 STRATA_AVX2 inline __attribute__((always_inline))
-
 namespace strata {
 namespace {
 
-constexpr int kFloats = 8;             // of a vector
 constexpr int kMostTogether = 6;       // tokens whose sums of half a block are held in registers
 constexpr int kWhole = 3;              // tokens whose sums of a whole block are
 constexpr int64_t kTokensAtOnce = 96;  // they stay in the second-level cache
@@ -19,19 +15,6 @@ constexpr int64_t kApart = 16;         // floats between tokens, so that they do
 constexpr int64_t kAheadPairs = 16;    // what is brought near
 
 int64_t width_of(int64_t columns) { return 2 * pairs_of(columns) + kApart; }
-
-STRATA_INLINE_AVX2 __m256 floats_of(__m128i bfloat16s) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bfloat16s), 16)); }
-
-// Rounded to nearest, ties to even; NaN stays NaN.
-STRATA_INLINE_AVX2 __m128i bfloat16_of(__m256 values) {
-  const __m256i bits = _mm256_castps_si256(values);
-  const __m256i last = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
-  const __m256i nearest = _mm256_add_epi32(bits, _mm256_add_epi32(last, _mm256_set1_epi32(0x7fff)));
-  const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
-  const __m256 broken = _mm256_cmp_ps(values, values, _CMP_UNORD_Q);
-  const __m256i wide = _mm256_srli_epi32(_mm256_blendv_epi8(nearest, quiet, _mm256_castps_si256(broken)), 16);
-  return _mm256_castsi256_si128(_mm256_permute4x64_epi64(_mm256_packus_epi32(wide, wide), 0x08));
-}
 
 // Rows of tokens as floats, zeros beyond their columns; kept until the thread's next call.
 STRATA_AVX2 const float* widened(const uint16_t* tokens, int64_t count, int64_t columns, int64_t stride) {
@@ -43,7 +26,7 @@ STRATA_AVX2 const float* widened(const uint16_t* tokens, int64_t count, int64_t 
     float* to = out + token * width;
     int64_t column = 0;
     for (; column + kFloats <= columns; column += kFloats)
-      _mm256_storeu_ps(to + column, floats_of(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + column))));
+      _mm256_storeu_ps(to + column, floats_at(from + column));
     for (; column < columns; ++column) to[column] = float_of_bfloat16(from[column]);
     __builtin_memset(to + columns, 0, static_cast<size_t>(width - columns) * sizeof(float));
   }
@@ -153,21 +136,11 @@ STRATA_AVX2 const uint16_t* widened(const int8_t* at, int64_t pairs) {
 STRATA_AVX2 void store(const Dense& dense, int64_t block, const float* sums, int64_t count, uint16_t* out, int64_t out_stride) {
   for (int64_t row = block * kOutputs; row < dense.rows && row < (block + 1) * kOutputs; row += kFloats) {
     const int64_t here = dense.rows - row < kFloats ? dense.rows - row : kFloats;
-    alignas(16) uint16_t bias_items[kFloats] = {}, scale_items[kFloats] = {}, found[kFloats];
-    if (dense.bias) __builtin_memcpy(bias_items, dense.bias + row, static_cast<size_t>(here) * 2);
-    if (dense.scales) __builtin_memcpy(scale_items, dense.scales + row, static_cast<size_t>(here) * 2);
-    const __m256 bias = floats_of(_mm_load_si128(reinterpret_cast<const __m128i*>(bias_items)));
-    const __m256 scale = dense.scales ? floats_of(_mm_load_si128(reinterpret_cast<const __m128i*>(scale_items))) : _mm256_set1_ps(1.0f);
+    const __m256 bias = dense.bias ? floats_at(dense.bias + row, here) : _mm256_setzero_ps();
+    const __m256 scale = dense.scales ? floats_at(dense.scales + row, here) : _mm256_set1_ps(1.0f);
     for (int64_t token = 0; token < count; ++token) {
       const __m256 sum = _mm256_load_ps(sums + token * kOutputs + row % kOutputs);
-      const __m128i items = bfloat16_of(_mm256_add_ps(_mm256_mul_ps(sum, scale), bias));
-      uint16_t* to = out + token * out_stride + row;
-      if (here == kFloats) {
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(to), items);
-      } else {
-        _mm_store_si128(reinterpret_cast<__m128i*>(found), items);
-        __builtin_memcpy(to, found, static_cast<size_t>(here) * 2);
-      }
+      store_at(out + token * out_stride + row, here, _mm256_add_ps(_mm256_mul_ps(sum, scale), bias));
     }
   }
 }
@@ -203,28 +176,13 @@ STRATA_AVX2 int64_t pack_block_avx2(const uint16_t* weights, int64_t stride, int
   int64_t pair = 0;
   for (; pair + 8 <= pairs; pair += 8)
     for (int output = 0; output < kOutputs; output += 8) {
-      __m256i rows[8], next[8];
+      __m256i rows[8];
 #pragma GCC unroll 8
       for (int row = 0; row < 8; ++row)
         rows[row] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(weights + (output + row) * stride + 2 * pair));
-#pragma GCC unroll 4
-      for (int each = 0; each < 4; ++each) {
-        next[2 * each] = _mm256_unpacklo_epi32(rows[2 * each], rows[2 * each + 1]);
-        next[2 * each + 1] = _mm256_unpackhi_epi32(rows[2 * each], rows[2 * each + 1]);
-      }
-#pragma GCC unroll 2
-      for (int half = 0; half < 8; half += 4) {
-        rows[half] = _mm256_unpacklo_epi64(next[half], next[half + 2]);
-        rows[half + 1] = _mm256_unpackhi_epi64(next[half], next[half + 2]);
-        rows[half + 2] = _mm256_unpacklo_epi64(next[half + 1], next[half + 3]);
-        rows[half + 3] = _mm256_unpackhi_epi64(next[half + 1], next[half + 3]);
-      }
-#pragma GCC unroll 4
-      for (int each = 0; each < 4; ++each) {
-        uint32_t* to = out + (pair + each) * kOutputs + output;
-        _mm256_store_si256(reinterpret_cast<__m256i*>(to), _mm256_permute2x128_si256(rows[each], rows[4 + each], 0x20));
-        _mm256_store_si256(reinterpret_cast<__m256i*>(to + 4 * kOutputs), _mm256_permute2x128_si256(rows[each], rows[4 + each], 0x31));
-      }
+      transpose(rows);
+#pragma GCC unroll 8
+      for (int each = 0; each < 8; ++each) _mm256_store_si256(reinterpret_cast<__m256i*>(out + (pair + each) * kOutputs + output), rows[each]);
     }
   return pair;
 }

@@ -1,7 +1,7 @@
 // A decoder layer that goes as Llama's does, for some tokens, in one call (kernels/native_layer.py): at few tokens what surrounds a layer's seven products takes
 // as long as they do when each is a call of Python. It calls the library's own functions one after the other, so that every bit is that of those calls.
 #include "calls.h"
-#include "vectors.h"
+#include "rowwise.h"
 
 using namespace strata;
 
@@ -35,21 +35,7 @@ struct LayerCall {
 };
 
 #if STRATA_X86
-template <class T>
-T* pointer(int64_t address) {
-  return reinterpret_cast<T*>(address);
-}
-
 int64_t address(const void* at) { return reinterpret_cast<int64_t>(at); }
-
-// out [rows, width] = left + right, of which each may have the same row for all.
-STRATA_AVX512 void add(const uint16_t* left, const uint16_t* right, int64_t right_stride, int64_t rows, int64_t width, uint16_t* out) {
-  for (int64_t row = 0; row < rows; ++row)
-    for (int64_t column = 0; column < width; column += kLanes) {
-      const __mmask16 mask = first_floats(width - column);
-      store_at(out + row * width + column, mask, _mm512_add_ps(floats_at(left + row * width + column, mask), floats_at(right + row * right_stride + column, mask)));
-    }
-}
 
 // tokens [count, columns], contiguous -> out [count, rows]
 void multiply(const Product& product, const uint16_t* tokens, int64_t count, uint16_t* out, int64_t threads) {
@@ -64,7 +50,7 @@ void multiply(const Product& product, const uint16_t* tokens, int64_t count, uin
     const ChannelCall call{address(tokens), count, product.columns, product.columns, static_cast<int64_t>(Type::bfloat16), address(out), rows, threads,
                            w[0],            w[1],  w[2],            w[3],            w[4],                                 w[5]};
     strata_channel_linear(&call);
-    if (product.bias) add(out, pointer<const uint16_t>(product.bias), 0, count, rows, out);
+    if (product.bias) rowwise().add(out, pointer<const uint16_t>(product.bias), 0, count, rows, out);
     return;
   }
   PlanesCall call{address(tokens), count, product.columns, product.columns, static_cast<int64_t>(Type::bfloat16), address(out), rows, threads,
@@ -74,7 +60,7 @@ void multiply(const Product& product, const uint16_t* tokens, int64_t count, uin
     call.strides[place] = w[5 + kMostBits + place];
   }
   (static_cast<Kind>(product.kind) == Kind::planes ? strata_planes_linear : strata_planes_linear_int8)(&call);
-  if (product.bias) add(out, pointer<const uint16_t>(product.bias), 0, count, rows, out);
+  if (product.bias) rowwise().add(out, pointer<const uint16_t>(product.bias), 0, count, rows, out);
 }
 
 void normalize(const uint16_t* rows, int64_t count, int64_t width, int64_t weight, const LayerCall& call, uint16_t* out) {
@@ -154,7 +140,7 @@ void run(const LayerCall& call) {
   store(call, value, kv_heads, call.values, call.value_scales, unread);
   attend(call, query, heads, kv_heads, attended);
   multiply(call.output, attended, tokens, summed, threads);
-  add(hidden, summed, width, tokens, width, out);
+  rowwise().add(hidden, summed, width, tokens, width, out);
 
   normalize(out, tokens, width, call.attended_norm, call, normed);
   multiply(call.gate, normed, tokens, gate, threads);
@@ -162,13 +148,13 @@ void run(const LayerCall& call) {
   const GateCall gated{address(gate), inner, address(up), inner, tokens, inner, address(gate), threads};
   strata_gate(&gated);
   multiply(call.down, gate, tokens, summed, threads);
-  add(out, summed, width, tokens, width, out);
+  rowwise().add(out, summed, width, tokens, width, out);
 }
 #endif
 
 }  // namespace
 
-// In AVX-512 alone, as what it calls.
+// Where the library multiplies bfloat16 (strata_dense_runs).
 STRATA_API void strata_layer(const LayerCall* call) {
 #if STRATA_X86
   run(*call);

@@ -1,9 +1,6 @@
 // What a layer does with each row beside its products (kernels/native_rowwise.py), in bfloat16 with float32 between: root mean square norms, rotary
-// positions, gates. Each rounds where transformers' own forward does. AVX-512 with BF16 alone.
-#include <cmath>
-
-#include "calls.h"
-#include "vectors.h"
+// positions, gates. Each rounds where transformers' own forward does. AVX-512, or AVX2.
+#include "rowwise.h"
 
 using namespace strata;
 
@@ -11,68 +8,13 @@ namespace {
 
 constexpr int64_t kRowsAtOnce = 16;  // a thread's least work
 
-#if STRATA_X86
-template <class T>
-T* pointer(int64_t address) {
-  return reinterpret_cast<T*>(address);
-}
-
-STRATA_AVX512 void normalize(const NormCall& call, int64_t row) {
-  const uint16_t *from = pointer<const uint16_t>(call.rows_at) + row * call.stride, *weight = pointer<const uint16_t>(call.weight);
-  uint16_t* to = pointer<uint16_t>(call.out) + row * call.width;
-  __m512 squares[4] = {_mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps()};
-  for (int64_t column = 0; column < call.width; column += kLanes) {
-    const __m512 values = floats_at(from + column, first_floats(call.width - column));
-    __m512& sum = squares[column / kLanes % 4];
-    sum = _mm512_fmadd_ps(values, values, sum);
-  }
-  const float sum = _mm512_reduce_add_ps(_mm512_add_ps(_mm512_add_ps(squares[0], squares[1]), _mm512_add_ps(squares[2], squares[3])));
-  const __m512 scale = _mm512_set1_ps(1.0f / std::sqrt(sum / static_cast<float>(call.width) + static_cast<float>(call.epsilon)));
-  for (int64_t column = 0; column < call.width; column += kLanes) {
-    const __mmask16 mask = first_floats(call.width - column);
-    const __m512 values = rounded(_mm512_mul_ps(floats_at(from + column, mask), scale));
-    store_at(to + column, mask, _mm512_mul_ps(floats_at(weight + column, mask), values));
-  }
-}
-
-// A row's two halves: (a cos - b sin, b cos + a sin), each product rounded.
-STRATA_AVX512 void rotate(uint16_t* items, const uint16_t* cos, const uint16_t* sin, int64_t width) {
-  const int64_t half = width / 2;
-  for (int64_t column = 0; column < half; column += kLanes) {
-    const __mmask16 mask = first_floats(half - column);
-    uint16_t *low = items + column, *high = low + half;
-    const __m512 a = floats_at(low, mask), b = floats_at(high, mask);
-    const auto times = [&](__m512 value, const uint16_t* table, int64_t at) STRATA_AVX512 {
-      return rounded(_mm512_mul_ps(value, floats_at(table + at, mask)));
-    };
-    store_at(low, mask, _mm512_sub_ps(times(a, cos, column), times(b, sin, column)));
-    store_at(high, mask, _mm512_add_ps(times(b, cos, half + column), times(a, sin, half + column)));
-  }
-}
-
-// x / (1 + e^-x), rounded, times the other.
-STRATA_AVX512 void gate(const GateCall& call, int64_t row) {
-  const uint16_t *from = pointer<const uint16_t>(call.gate) + row * call.gate_stride, *up = pointer<const uint16_t>(call.up) + row * call.up_stride;
-  uint16_t* to = pointer<uint16_t>(call.out) + row * call.width;
-  const __m512 one = _mm512_set1_ps(1.0f);
-  for (int64_t column = 0; column < call.width; column += kLanes) {
-    const __mmask16 mask = first_floats(call.width - column);
-    const __m512 x = floats_at(from + column, mask);
-    const __m512 small = exponential(_mm512_or_ps(x, _mm512_set1_ps(-0.0f)));  // e^-|x|
-    const __mmask16 below = _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_LT_OQ);
-    const __m512 silu = _mm512_div_ps(_mm512_mask_mul_ps(x, below, x, small), _mm512_add_ps(one, small));
-    store_at(to + column, mask, _mm512_mul_ps(rounded(silu), floats_at(up + column, mask)));
-  }
-}
-#endif
-
 }  // namespace
 
 // weight * x / sqrt(mean(x^2) + epsilon); x on its new scale is rounded before it meets the weight.
 STRATA_API void strata_rms_norm(const NormCall* call) {
 #if STRATA_X86
   parallel_for(static_cast<int>(call->threads), call->rows, kRowsAtOnce, [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) normalize(*call, row);
+    for (int64_t row = begin; row < end; ++row) rowwise().normalize(*call, row);
   });
 #else
   (void)call;
@@ -84,7 +26,7 @@ STRATA_API void strata_rotate(const RotateCall* call) {
   parallel_for(static_cast<int>(call->threads), call->tokens, kRowsAtOnce, [&](int64_t begin, int64_t end) {
     for (int64_t token = begin; token < end; ++token)
       for (int64_t head = 0; head < call->heads; ++head)
-        rotate(pointer<uint16_t>(call->items) + head * call->head_stride + token * call->token_stride, pointer<const uint16_t>(call->cos) + token * call->stride,
+        rowwise().rotate(pointer<uint16_t>(call->items) + head * call->head_stride + token * call->token_stride, pointer<const uint16_t>(call->cos) + token * call->stride,
                pointer<const uint16_t>(call->sin) + token * call->stride, call->width);
   });
 #else
@@ -96,7 +38,7 @@ STRATA_API void strata_rotate(const RotateCall* call) {
 STRATA_API void strata_gate(const GateCall* call) {
 #if STRATA_X86
   parallel_for(static_cast<int>(call->threads), call->rows, kRowsAtOnce, [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) gate(*call, row);
+    for (int64_t row = begin; row < end; ++row) rowwise().gate(*call, row);
   });
 #else
   (void)call;
