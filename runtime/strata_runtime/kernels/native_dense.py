@@ -36,22 +36,22 @@ def multiplies(dtype: torch.dtype, device: torch.device) -> bool:
 
 
 @cache
-def _torch_is_slow() -> bool:
-    """Whether torch multiplies bfloat16 number by number here: an eighth of what it does in float32 on processors with AVX2 alone."""
-    return runs() and not torch.ops.mkldnn._is_mkldnn_bf16_supported()  # noqa: SLF001, torch has no public name for it
+def onednn_multiplies() -> bool:
+    """Whether oneDNN multiplies bfloat16 here. Else torch does so number by number: an eighth of what it does in float32 on processors with AVX2 alone."""
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())  # noqa: SLF001, torch has no public name for it
 
 
 def takes(dtype: torch.dtype, device: torch.device) -> bool:
     """Whether they are the fastest for linears: where a processor has tiles of its own for them (AMX), oneDNN uses those, the library does not; and
     oneDNN multiplies bfloat16 in AVX-512 without BF16, too, where the library has AVX2.
     """
-    fastest = _torch_is_slow() or (multiplies_in_avx512() and not torch.cpu._is_amx_tile_supported())  # noqa: SLF001
+    fastest = not onednn_multiplies() or (multiplies_in_avx512() and not torch.cpu._is_amx_tile_supported())  # noqa: SLF001
     return multiplies(dtype, device) and fastest
 
 
 def multiply_once(tokens: Tensor, weight: Tensor) -> Tensor:
     """tokens [M, K], weight [N, K] of one type -> [M, N]: of a weight that has just been made and is needed no more."""
-    if tokens.shape[0] >= _MANY_TOKENS and multiplies(tokens.dtype, tokens.device) and _torch_is_slow():
+    if tokens.shape[0] >= _MANY_TOKENS and multiplies(tokens.dtype, tokens.device) and not onednn_multiplies():
         return PackedProduct(pack(weight))(tokens)
     return functional.linear(tokens, weight)
 

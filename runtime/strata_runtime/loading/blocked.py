@@ -22,7 +22,7 @@ def can_block(dtype: torch.dtype, device: torch.device) -> bool:
     """Whether this device has a kernel for `dtype` with a layout of its own."""
     if device.type != "cpu" or dtype is not torch.bfloat16:
         return False
-    return native_dense.takes(dtype, device) or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())  # noqa: SLF001, torch has no public name for it
+    return native_dense.takes(dtype, device) or native_dense.onednn_multiplies()
 
 
 def dense_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Module:

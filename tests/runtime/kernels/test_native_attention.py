@@ -4,27 +4,17 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from strata_runtime.kernels import native_attention, native_dense
+from strata_runtime.kernels import native_attention
 from strata_runtime.kernels.native_attention import Entries, Scores, Spans, attend
 from strata_runtime.model.kv.rounding import restore, round_entries
-from tests.laws import share
+from tests.runtime.kernels.levels import EACH_LEVEL, laws
 from tests.runtime.kernels.paged_steps import PLAIN, plain
 
 CPU = torch.device("cpu")
-pytestmark = [
-    pytest.mark.skipif(not native_dense.multiplies(torch.bfloat16, CPU), reason="this processor has no such kernel"),
-    pytest.mark.parametrize("level", ["avx2", "avx512"], indirect=True),
-    pytest.mark.usefixtures("level"),
-]
-
-
-def laws(examples: int) -> settings:
-    return settings(
-        max_examples=share(examples), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-    )
+pytestmark = EACH_LEVEL
 
 
 def drawn(seed: int, *shape: int) -> torch.Tensor:

@@ -4,26 +4,16 @@ import copy
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from strata_runtime.formats import COMPUTE_DTYPES
 from strata_runtime.kernels import native_dense
 from strata_runtime.kernels.native_dense import PackedProduct, PackedWeight, pack
-from tests.laws import share
+from tests.runtime.kernels.levels import EACH_LEVEL, laws
 
 CPU = torch.device("cpu")
-pytestmark = [
-    pytest.mark.skipif(not native_dense.multiplies(torch.bfloat16, CPU), reason="this processor has no such products"),
-    pytest.mark.parametrize("level", ["avx2", "avx512"], indirect=True),
-    pytest.mark.usefixtures("level"),
-]
-
-
-def laws(examples: int) -> settings:
-    return settings(
-        max_examples=share(examples), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-    )
+pytestmark = EACH_LEVEL
 
 
 def dense_linear(tokens: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -149,7 +139,7 @@ def test_linears_take_what_is_the_fastest(
     *, avx512: bool, onednn: bool, tiles: bool, taken: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(native_dense, "multiplies_in_avx512", lambda: avx512)
-    monkeypatch.setattr(native_dense, "_torch_is_slow", lambda: not onednn)
+    monkeypatch.setattr(native_dense, "onednn_multiplies", lambda: onednn)
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: tiles)
     assert native_dense.takes(torch.bfloat16, CPU) is taken
     assert not native_dense.takes(torch.float16, CPU)

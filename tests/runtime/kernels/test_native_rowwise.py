@@ -1,26 +1,15 @@
 """Norms and rotary positions in the native library: what transformers' own forwards compute, rounded where they round."""
 
-import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers.models.llama import modeling_llama as llama
 
-from strata_runtime.kernels import native_dense, native_rowwise
-from tests.laws import share
+from strata_runtime.kernels import native_rowwise
+from tests.runtime.kernels.levels import EACH_LEVEL, laws
 
-pytestmark = [
-    pytest.mark.skipif(not native_dense.runs(), reason="this processor has no such kernels"),
-    pytest.mark.parametrize("level", ["avx2", "avx512"], indirect=True),
-    pytest.mark.usefixtures("level"),
-]
+pytestmark = EACH_LEVEL
 ULP = 2.0**-7  # the step between neighbouring values of bfloat16, relative
-
-
-def laws(examples: int) -> settings:
-    return settings(
-        max_examples=share(examples), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-    )
 
 
 def drawn(seed: int, *shape: int) -> torch.Tensor:
