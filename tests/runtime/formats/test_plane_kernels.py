@@ -135,6 +135,28 @@ def test_uniform_groups_tell_what_is_not_finite(level: str, broken: float, count
     assert found[1:].isfinite().all()
 
 
+@pytest.mark.parametrize("level", ["avx2"], indirect=True)
+@given(shape=shapes, bits=st.integers(1, 8), count=st.integers(2, 40), group=st.sampled_from([None, 32, 100, 128]))
+@settings(max_examples=share(30), deadline=None, suppress_health_check=SAME_LEVEL)
+def test_in_avx2_a_token_meets_the_same_bits_beside_others(
+    level: str, shape: tuple[int, int], bits: int, count: int, group: int | None
+) -> None:
+    """Whether its products are looked up or decoded, of tables or of groups: sums are added in one order."""
+    weight, tokens = a_weight(shape, bits, torch.bfloat16), some_tokens(count, shape[1], torch.bfloat16)
+    generator, of_groups = torch.Generator().manual_seed(bits), (shape[0], -(-shape[1] // (group or 1)))
+    scales = torch.rand(of_groups, generator=generator).half()
+    zeros = torch.randint(0, 1 << bits, of_groups, dtype=torch.uint8, generator=generator)
+
+    def product(some: torch.Tensor) -> torch.Tensor:
+        if group is None:
+            return native_planes.planes_linear(some, weight.planes, weight.table)
+        return native_planes.planes_group_linear(some, weight.planes, scales, zeros, group)
+
+    together = product(tokens)
+    for token in {0, count // 2, count - 1}:
+        assert torch.equal(product(tokens[token : token + 1])[0], together[token]), level
+
+
 @pytest.mark.parametrize("name", KERNELS)
 @given(count=st.sampled_from([1, 3, 70]), in_features=st.sampled_from([64, 100, 513]), dtype=st.sampled_from(DTYPES))
 @settings(max_examples=8, deadline=None)

@@ -30,13 +30,20 @@ def library() -> ctypes.CDLL | None:
 
 
 @cache
-def multiplies_in_avx512() -> bool:
-    """Whether the library is here and this processor has all that its widest kernels take: AVX-512 with BF16, VBMI, VNNI, and GFNI (`cpu.h`)."""
+def level() -> str | None:
+    """Which of its paths the library takes on this processor: "avx512" (with BF16, VBMI, VNNI, and GFNI, see `cpu.h`), "avx2" or "portable"; None: it is not
+    here.
+    """
     found = library()
     if found is None:
-        return False
+        return None
     found.strata_cpu_level.restype = ctypes.c_char_p
-    return bool(found.strata_cpu_level() == b"avx512")
+    return bytes(found.strata_cpu_level()).decode()
+
+
+def multiplies_in_avx512() -> bool:
+    """Whether the library is here and this processor has all that its widest kernels take."""
+    return level() == "avx512"
 
 
 def _rebuilt() -> ctypes.CDLL | None:

@@ -5,6 +5,7 @@
 #include "calls.h"
 #include "codes.h"
 #include "int8.h"
+#include "int8_avx2.h"
 #include "int8_avx512.h"
 #include "rows.h"
 
@@ -36,8 +37,22 @@ void portable_rows(const Weight& weight, const Activations& activations, const R
 }
 
 #if STRATA_X86
-STRATA_AVX2 void avx2_rows(const Weight& weight, const Activations& activations, const Result& result, int64_t begin, int64_t end) {
-  plain_rows(weight, activations, result, begin, end);
+class StoredRowsAvx2 {
+ public:
+  explicit StoredRowsAvx2(const Weight& weight) : weight_(weight) {}
+  int64_t columns() const { return weight_.columns; }
+  void load(int64_t row, int64_t count, const int8_t** codes, float* scales) const {
+    for (int64_t each = 0; each < count; ++each) codes[each] = weight_.row(row + each);
+    std::copy_n(weight_.scales + row, count, scales);
+  }
+
+ private:
+  const Weight& weight_;
+};
+
+void avx2_rows(const Weight& weight, const Activations& activations, const Result& result, int64_t begin, int64_t end) {
+  StoredRowsAvx2 source(weight);
+  multiply_rows_avx2(source, activations, result, begin, end);
 }
 
 constexpr int64_t kAheadBytes = 8192;  // prefetched, of a weight that is read once

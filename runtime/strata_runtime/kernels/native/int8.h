@@ -65,6 +65,9 @@ struct Result {
   Type type;
 };
 
+// Rows of four bits in planes, with tables of the result's type.
+void int8_rows_avx2(const Planes& weight, const Activations& activations, const Result& result, int64_t begin, int64_t end);
+
 // A row of the weight, codes in the order of the runs, with every token. Inlined, for each level of processor to compile anew.
 inline __attribute__((always_inline)) void plain_row(const int8_t* codes, int64_t count, float scale, const Activations& activations, const Result& result,
                                                      int64_t row) {

@@ -59,6 +59,8 @@ STRATA_API void strata_planes_linear(const PlanesCall* call) {
 #if STRATA_X86
     if (tokens.type == Type::bfloat16 && cpu_level() == Level::avx512 && weight.bits >= 2)
       return product_bfloat16_avx512(tokens, weight, static_cast<uint16_t*>(out), call->out_stride, threads);
+    if (tokens.type == Type::bfloat16 && cpu_level() >= Level::avx2)
+      return product_bfloat16_avx2(tokens, weight, static_cast<uint16_t*>(out), call->out_stride, threads);
 #endif
     product_float(tokens, weight, out, call->out_stride, threads);
   });
@@ -79,6 +81,8 @@ STRATA_API void strata_planes_group_linear(const GroupsCall* all) {
 #if STRATA_X86
     if (tokens.type == Type::bfloat16 && cpu_level() == Level::avx512 && weight.bits >= 2 && groups_bfloat16_avx512_takes(groups))
       return product_groups_bfloat16_avx512(tokens, weight, groups, static_cast<uint16_t*>(out), call.out_stride, static_cast<int>(call.threads));
+    if (tokens.type == Type::bfloat16 && cpu_level() >= Level::avx2)
+      return product_groups_bfloat16_avx2(tokens, weight, groups, static_cast<uint16_t*>(out), call.out_stride, static_cast<int>(call.threads));
 #endif
     product_groups_float(tokens, weight, groups, out, call.out_stride, static_cast<int>(call.threads));
   });

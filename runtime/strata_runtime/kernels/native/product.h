@@ -15,9 +15,11 @@ struct Groups {
 // Values of `weight.table`, which is of the activations' type.
 void product_float(const Matrix& tokens, const Planes& weight, void* out, int64_t out_stride, int threads);
 void product_bfloat16_avx512(const Matrix& tokens, const Planes& weight, uint16_t* out, int64_t out_stride, int threads);
+void product_bfloat16_avx2(const Matrix& tokens, const Planes& weight, uint16_t* out, int64_t out_stride, int threads);
 
 bool groups_bfloat16_avx512_takes(const Groups& groups);
 void product_groups_bfloat16_avx512(const Matrix& tokens, const Planes& weight, const Groups& groups, uint16_t* out, int64_t out_stride, int threads);
+void product_groups_bfloat16_avx2(const Matrix& tokens, const Planes& weight, const Groups& groups, uint16_t* out, int64_t out_stride, int threads);
 void product_groups_float(const Matrix& tokens, const Planes& weight, const Groups& groups, void* out, int64_t out_stride, int threads);
 
 // The format any4_a8: activations rounded to int8 per token, values to int8 per row; exact sums. See precision/plane_kernels.py.

@@ -185,6 +185,7 @@ void product_int8(const Matrix& tokens, const Planes& weight, void* out, int64_t
 #if STRATA_X86
     const Level level = cpu_level();
     if (level == Level::avx512 && weight.bits == 4) return avx512_rows(weight, activations, result, begin, end);
+    if (level >= Level::avx2 && weight.bits == 4) return int8_rows_avx2(weight, activations, result, begin, end);
     if (level >= Level::avx2) return avx2_rows(weight, activations, result, begin, end);
 #endif
     portable_rows(weight, activations, result, begin, end);

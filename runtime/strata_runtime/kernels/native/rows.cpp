@@ -3,6 +3,7 @@
 
 #include "avx512.h"
 #include "codes.h"
+#include "planes_avx2.h"
 
 namespace strata {
 namespace {
@@ -50,6 +51,31 @@ STRATA_AVX2 void avx2_dot(const float* weights, const float* tokens, int64_t tok
     const __m128 half = _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1));
     const __m128 two = _mm_add_ps(half, _mm_movehl_ps(half, half));
     sums[token] = _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+  }
+}
+
+// 16-bit values, in the columns' order.
+template <int Bits>
+STRATA_AVX2 void avx2_values16(const Planes& weight, int64_t row, uint16_t* out) {
+  const avx2::Lines lines(weight);
+  avx2::Table16<Bits> table;
+  table.load(weight.table + row * weight.table_stride_bytes);
+  for (int64_t line = 0, count = lines.count(); line < count; line += avx2::kRuns) {
+    avx2::HalfTile<Bits> codes;
+    codes.load(weight, row, line);
+#pragma GCC unroll 8
+    for (int run = 0; run < avx2::kRuns; ++run) {
+      __m256i found[2];
+      table.look_up(codes, run, found[0], found[1]);
+      avx2::reorder(found[0], found[1]);
+      uint16_t* at = out + lines.start(line + run);
+      if (lines.length(line) == avx2::kLine) {
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(at), found[0]);
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(at + 16), found[1]);
+      } else {
+        __builtin_memcpy(at, found, static_cast<size_t>(lines.length(line)) * 2);
+      }
+    }
   }
 }
 
@@ -127,6 +153,8 @@ STRATA_AVX512 void avx512_values16(const Planes& weight, int64_t row, uint16_t* 
 
 using Codes = void (*)(const Planes&, int64_t, uint8_t*);
 using Values = void (*)(const Planes&, int64_t, uint16_t*);
+constexpr Values kValues16Avx2[] = {nullptr,          avx2_values16<1>, avx2_values16<2>, avx2_values16<3>, avx2_values16<4>,
+                                    avx2_values16<5>, avx2_values16<6>, avx2_values16<7>, avx2_values16<8>};
 constexpr Codes kCodes[] = {nullptr,         nullptr,         avx512_codes<2>, avx512_codes<3>, avx512_codes<4>,
                             avx512_codes<5>, avx512_codes<6>, avx512_codes<7>, avx512_codes<8>};
 constexpr Values kValues16[] = {nullptr,            nullptr,            avx512_values16<2>, avx512_values16<3>, avx512_values16<4>,
@@ -178,7 +206,9 @@ void dot_products(const float* weights, const float* tokens, int64_t token_strid
 
 void decode_values(const Planes& weight, int64_t row, Type type, uint8_t* codes, void* out) {
 #if STRATA_X86
-  if (type != Type::float32 && cpu_level() == Level::avx512 && weight.bits >= 2) return kValues16[weight.bits](weight, row, static_cast<uint16_t*>(out));
+  const Level level = cpu_level();
+  if (type != Type::float32 && level == Level::avx512 && weight.bits >= 2) return kValues16[weight.bits](weight, row, static_cast<uint16_t*>(out));
+  if (type != Type::float32 && level >= Level::avx2) return kValues16Avx2[weight.bits](weight, row, static_cast<uint16_t*>(out));
 #endif
   decode_codes(weight, row, codes);
   if (type == Type::float32)
