@@ -35,6 +35,7 @@ from strata_planner.replan.shadows import with_shadows
 from strata_planner.replan.steps import Narrow
 from strata_planner.search.metric import value_of_plan
 from strata_planner.search.planning import make_plan
+from strata_runtime.wire.transport import HEARTBEAT_MILLISECONDS, SILENCE_MILLISECONDS
 
 MODEL = Path(__file__).parent.parent / "examples" / "models" / "llama-3.1-70b"
 SEED = 16
@@ -49,7 +50,7 @@ EIGHT = {"A100-40GB": 3, "L4": 4, "A10G": 1}
 SIXTY_FOUR = {"A100-40GB": 12, "L40S": 8, "A10G": 20, "L4": 24}
 PAPER = {"A100-40GB": 3, "L4": 4}
 
-NOTICE_SECONDS = 1.5  # silence of an authenticated peer, at most (docs/structure.md)
+NOTICE_SECONDS = (SILENCE_MILLISECONDS + HEARTBEAT_MILLISECONDS) / 1000  # silence of an authenticated peer, at most
 
 
 def cluster_of(types: dict[str, int]) -> Cluster:

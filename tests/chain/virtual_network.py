@@ -9,12 +9,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
+from strata_runtime.wire.transport import SILENCE_MILLISECONDS
+
 if TYPE_CHECKING:
     from tests.chain.virtual_threads import VirtualThread
     from tests.chain.virtual_zmq import Socket
 
 LATENCY_SECONDS = 0.002
-SILENCE_SECONDS = 1.5
+SILENCE_SECONDS = SILENCE_MILLISECONDS / 1000
 
 Frames = list[bytes]
 

@@ -1,4 +1,4 @@
-"""A slot process that loads nothing. FAKE_SLOT_REFUSES="b: reason" makes slot b refuse, FAKE_SLOT_CRASHES=b makes it end.
+"""A slot process that loads nothing. FAKE_SLOT_REFUSES="b: reason", or a file that says so, makes slot b refuse, FAKE_SLOT_CRASHES=b makes it end.
 
 FAKE_SLOT_HANGS=b makes it load for ever, FAKE_SLOT_LATE=FILE as long as the file names it. FAKE_SLOT_GONE=FILE ends every slot whose name the file has, once there is one.
 FAKE_SLOT_ACCUSES=FILE makes every slot lose the one that the file names, once there is one. FAKE_SLOT_STUCK=FILE: a step of the slot that the file names hangs.
@@ -14,6 +14,14 @@ from tests.operator.fake_processes import parse, serve
 from tests.operator.fakes import FakeSlot
 
 
+def refuse(slot: FakeSlot) -> None:
+    said = os.environ.get("FAKE_SLOT_REFUSES", "")
+    if said.startswith("/"):
+        said = Path(said).read_text() if Path(said).is_file() else ""
+    name, _, reason = said.partition(": ")
+    slot.refuses = reason if name == slot.name else ""
+
+
 def main(arguments: Sequence[str]) -> int:
     options = parse(arguments)
     gone = Path(os.environ.get("FAKE_SLOT_GONE", "/nowhere"))
@@ -23,8 +31,7 @@ def main(arguments: Sequence[str]) -> int:
         return 3
     slot = FakeSlot(options.name)
     slot.incarnation = str(os.getpid())
-    name, _, reason = os.environ.get("FAKE_SLOT_REFUSES", "").partition(": ")
-    slot.refuses = reason if name == options.name else ""
+    refuse(slot)
 
     stuck = Path(os.environ.get("FAKE_SLOT_STUCK", "/nowhere"))
     accused = Path(os.environ.get("FAKE_SLOT_ACCUSES", "/nowhere"))
@@ -32,6 +39,7 @@ def main(arguments: Sequence[str]) -> int:
     late = Path(os.environ.get("FAKE_SLOT_LATE", "/nowhere"))
 
     def settle() -> SlotStatus | None:
+        refuse(slot)
         if slot.running and not slot.hung and stuck.is_file() and stuck.read_text() == slot.name:
             stuck.unlink()
             slot.hang()

@@ -55,10 +55,8 @@ BROKEN_SECONDS = 0.5  # and for so long once its connection has closed: it may c
 KNOCK_SECONDS = 0.3  # that a kernel anywhere may take to answer
 KNOCK_AGAIN_SECONDS = 1.0
 # libzmq's own threads ask so often, and close a connection after so long.
-HEARTBEAT_SECONDS, HEART_STOPPED_SECONDS = (
-    0.7,
-    1.0,
-)
+HEARTBEAT_SECONDS = 0.5
+HEART_STOPPED_SECONDS = 0.8
 
 
 class NoAnswerError(ConnectionError):

@@ -229,7 +229,7 @@ class LocalDeployment:
     def _take_over(self, slots: frozenset[str]) -> bool:
         """The others get the layers of these, if there is anybody who can have them and anything was ever served."""
         mender = self.options.mender
-        if mender is None or not self._was_ready:
+        if mender is None or not (self._was_ready or self._in_use()):
             return False
         if needed := slots & slots_of(self.plan):
             found = self._repair_without(mender, needed)
@@ -405,7 +405,16 @@ class LocalDeployment:
             case SendToGateway(gateway=name, message=route):
                 await self._links.send(name, route)
             case PlanWithout(slot=slot, reason=reason):
-                raise RefusedError(f"slot {slot} refused its part of the plan: {reason}")
+                self._without_refused(slot, f"slot {slot} refused its part of the plan: {reason}")
+
+    def _without_refused(self, slot: str, refusal: str) -> None:
+        """The others take over, if anything is served. Raises RefusedError if that is not so."""
+        if slot in self._losses.away:
+            return
+        if not self._lets_go(slot):
+            raise RefusedError(refusal)
+        log.warning("%s", refusal)
+        self._losses = self._losses.with_refusal(slot)
 
     async def _all_answer(self) -> bool:
         """Whether every slot does that is to be formed anew and seems to. One that ends while it is asked is not waited for."""

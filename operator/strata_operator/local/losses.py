@@ -4,7 +4,7 @@ Used by `deployment`. Pure; times are the caller's clock.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from strata_operator.decide.comeback import Pace, back_off_seconds, served_share, still_to_go, weigh
@@ -15,6 +15,7 @@ from strata_planner.replan.repair import Repair
 
 START_SECONDS = 1.0  # of a fork of a process that has imported all, before any was seen
 STEADY_SECONDS = 10.0  # so long a slot that was taken over must answer, before it is planned with again
+MOST_DOUBLINGS = 6  # of those seconds, one for each refusal
 
 
 class Down(NamedTuple):
@@ -27,11 +28,12 @@ class Down(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Losses:
     """`took`: by slot, what its process took when it was last started. `away`: slots that others have taken over, with the moment since which they answer again;
-    None: they do not.
+    None: they do not. `refused`: how often one that answers has refused its part of a plan; it is tried again later each time.
     """
 
     took: Mapping[str, Took] = field(default_factory=dict)
     away: Mapping[str, float | None] = field(default_factory=dict)
+    refused: Mapping[str, int] = field(default_factory=dict)
 
     def seen(self, statuses: Mapping[str, SlotStatus], now: float) -> "Losses":
         """After a look. What a process took is told once it serves."""
@@ -40,26 +42,33 @@ class Losses:
             slot: (since if since is not None else now) if slot in statuses else None
             for slot, since in self.away.items()
         }
-        return Losses({**self.took, **took}, away)
+        return replace(self, took={**self.took, **took}, away=away)
 
     def taken_over(self, slots: frozenset[str]) -> "Losses":
-        return Losses(self.took, {**self.away, **dict.fromkeys(slots)})
+        return replace(self, away={**self.away, **dict.fromkeys(slots)})
+
+    def with_refusal(self, slot: str) -> "Losses":
+        return replace(self, refused={**self.refused, slot: self.refused.get(slot, 0) + 1})
 
     def back(self, now: float) -> frozenset[str]:
         """Those that stay."""
-        return frozenset(
-            slot for slot, since in self.away.items() if since is not None and now - since >= STEADY_SECONDS
-        )
+        return frozenset(slot for slot, until in self._steady().items() if now >= until)
 
     def without(self, slots: frozenset[str]) -> "Losses":
         """They are planned with again."""
-        return Losses(self.took, {slot: since for slot, since in self.away.items() if slot not in slots})
+        return replace(self, away={slot: since for slot, since in self.away.items() if slot not in slots})
 
     def next_look(self, now: float) -> float | None:
         """Seconds until somebody who is there has stayed; None: nobody is."""
-        return min(
-            (max(0.0, since + STEADY_SECONDS - now) for since in self.away.values() if since is not None), default=None
-        )
+        return min((max(0.0, until - now) for until in self._steady().values()), default=None)
+
+    def _steady(self) -> dict[str, float]:
+        """When those that answer will have stayed."""
+        return {
+            slot: since + STEADY_SECONDS * 2 ** min(self.refused.get(slot, 0), MOST_DOUBLINGS)
+            for slot, since in self.away.items()
+            if since is not None
+        }
 
     def weighed(self, plan: Plan, repair: Repair, down: Mapping[str, Down]) -> Weighed:
         """`down`: slots of the plan; `repair`: without them. A process that ended before it served is tried again soon, and believed as late as a kubelet

@@ -1,7 +1,7 @@
 """ZeroMQ sockets as Strata uses them: both ends authenticated by a shared secret, watched by heartbeats, messages bounded.
 
 Used by slots and by the gateway. libzmq's own threads send a heartbeat every 250 ms on every connection and close one that
-is silent for 1.5 s, also while the process computes; a socket's monitor tells of it at once. Knows no messages.
+is silent for 1 s, also while the process computes; a socket's monitor tells of it at once. Knows no messages.
 """
 
 import resource
@@ -18,7 +18,7 @@ from strata_planner.contract.keys import curve_secret_key
 from strata_runtime.errors import InputError
 
 HEARTBEAT_MILLISECONDS = 250
-SILENCE_MILLISECONDS = 1500
+SILENCE_MILLISECONDS = 1000
 HANDSHAKE_MILLISECONDS = 5000  # who has not authenticated by then is shown out, with what was kept of its bytes
 RETRY_MILLISECONDS = (5, 500)
 # Of neighbours that switch to the same epoch, one after the other: streams wait. Until then the other end is of the epoch before, and refuses.

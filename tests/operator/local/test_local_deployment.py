@@ -230,6 +230,32 @@ async def test_a_refused_prepare_is_said_with_its_reason(tmp_path: Path, monkeyp
     assert not started_since(before)
 
 
+async def test_what_a_slot_refuses_that_has_served_is_taken_over_by_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its disk broke, say: the others serve all, and it is tried again later each time."""
+    plan, mender = a_planned_one()
+    refuses = tmp_path / "refuses"
+    monkeypatch.setenv("FAKE_SLOT_REFUSES", str(refuses))
+    monkeypatch.setattr("strata_operator.local.losses.STEADY_SECONDS", 0.2)
+    broken = plan.stages[1].slot
+    async with asyncio.timeout(60), LocalDeployment(plan, replace(options(tmp_path), mender=mender)) as deployment:
+        await deployment.ready()
+        before = dict(deployment.pids)
+        monkeypatch.setattr(mender, "improved", lambda each: each if mender._lost else plan)
+        refuses.write_text(f"{broken}: layer 3 cannot be read")
+        os.kill(before[broken], signal.SIGKILL)
+        await until(lambda: deployment._losses.refused.get(broken, 0) == 2, "refused, tried again, refused again")
+        await until(lambda: broken not in slots_of(deployment.plan), "without it")
+        await deployment.ready()
+        refuses.unlink()
+        await until(lambda: deployment.plan is plan, "with it again")
+        await deployment.ready()
+        assert {name: pid for name, pid in deployment.pids.items() if name != broken} == {
+            name: pid for name, pid in before.items() if name != broken
+        }
+
+
 async def test_a_slot_that_loads_for_ever_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = children()
     monkeypatch.setenv("FAKE_SLOT_HANGS", "b")

@@ -32,6 +32,15 @@ def test_a_slot_is_planned_with_again_once_it_has_answered_for_long_without_a_br
     assert not losses.without(frozenset({"b"})).away
 
 
+def test_one_that_refuses_is_tried_again_later_each_time() -> None:
+    losses, statuses = Losses(), {"b": FakeSlot("b").status()}
+    for times in (2, 4, 8):
+        losses = losses.taken_over(frozenset({"b"})).with_refusal("b").seen(statuses, 5.0)
+        assert losses.next_look(5.0) == times * STEADY_SECONDS
+        assert not losses.back(5.0 + (times - 0.1) * STEADY_SECONDS)
+        assert losses.back(5.0 + times * STEADY_SECONDS) == {"b"}
+
+
 def a_repair(read_bytes: int, kept_share: float) -> Repair:
     note = RepairNote("neighbours", 2, 0, read_bytes, kept_share, 5.0, read_bytes=read_bytes)
     return cast("Repair", SimpleNamespace(note=note))

@@ -9,7 +9,7 @@ namespace strata {
 
 constexpr int kTogether = 2;           // rows
 constexpr int64_t kRowsNear = 4;       // they stay in the cache while the tokens pass
-constexpr int64_t kRowAheadBytes = 2048;  // brought near
+constexpr int64_t kRowAheadBytes = 4096;  // brought near
 
 // A run of columns of two rows with a group of tokens.
 template <int Tokens>

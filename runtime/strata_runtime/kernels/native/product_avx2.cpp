@@ -1,6 +1,6 @@
-// bfloat16 activations times bit-planes in AVX2. Values are looked up in registers and widened there; products, which are exact, and sums are float32. Up to three
-// tokens are multiplied at once; for more, some rows are decoded a section at a time into the first-level cache. Whatever their number, a token's products are
-// added in one order: what comes out for it does not depend on those beside it. Values of groups, (code - zero) * scale, are exact in float32, too.
+// bfloat16 activations times bit-planes in AVX2. Values are looked up in registers and widened there; products, which are exact, and sums are float32. Up to
+// three tokens are multiplied at once; for more, some rows are decoded a section at a time into the first-level cache. Whatever their number, a token's
+// products are added in one order: what comes out for it does not depend on those beside it. Values of groups, (code - zero) * scale, are exact, too.
 #include "product.h"
 
 #if STRATA_X86
@@ -62,7 +62,7 @@ template <int Bits>
 class Looked {
  public:
   static constexpr int kBits = Bits;
-  using Made = Planes;  // of what
+  using Made = Planes;  // what it is made of
 
   Looked(const Planes& weight, int) : weight_(weight) {}
   STRATA_INLINE_AVX2 void start(int64_t row) { table_.load(weight_.table + row * weight_.table_stride_bytes); }
@@ -127,7 +127,14 @@ class Grouped {
     const Groups& groups = lines_.groups;
     const uint16_t* scales = groups.scales + row * groups.scale_stride;
     const uint8_t* zeros = groups.zeros + row * groups.zero_stride;
-    for (int64_t group = 0; group < groups.count; ++group) {
+    int64_t group = 0;
+    for (; group + kFloats <= groups.count; group += kFloats) {
+      const __m256 scale = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(scales + group)));
+      const __m256 zero = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(zeros + group))));
+      _mm256_storeu_ps(scales_ + group, scale);
+      _mm256_storeu_ps(shifts_ + group, _mm256_mul_ps(scale, _mm256_sub_ps(_mm256_setzero_ps(), zero)));
+    }
+    for (; group < groups.count; ++group) {
       scales_[group] = _cvtsh_ss(scales[group]);
       shifts_[group] = -scales_[group] * static_cast<float>(zeros[group]);
     }
@@ -259,8 +266,8 @@ STRATA_AVX2 void decode(const Values& values, const Planes& weight, int64_t row,
 }
 
 template <class Values>
-STRATA_AVX2 void many_tokens(const typename Values::Made& made, const Planes& weight, const Activations& activations, int64_t tokens, uint16_t* out, int64_t out_stride, int64_t begin,
-                 int64_t end) {
+STRATA_AVX2 void many_tokens(const typename Values::Made& made, const Planes& weight, const Activations& activations, int64_t tokens, uint16_t* out,
+                             int64_t out_stride, int64_t begin, int64_t end) {
   using Section = void (*)(const float*, const float*, const float*, int64_t, int64_t, float*);
   constexpr Section kSections[] = {nullptr, section<1>, section<2>, section<3>};
   constexpr int64_t kRowFloats = kSectionLines * kLineFloats + kApart, kSums = kRowsAtOnce * kChains * kFloats;
