@@ -284,14 +284,15 @@ class LocalDeployment:
 
     def _improve(self) -> None:
         """While a repair serves, or since a slot is there again, a better plan is looked for, in a thread of its own; it is taken if it gains enough."""
-        task, mender = self._improving, self.options.mender
-        if task is not None and task.done():
-            self._improving, (asked, found) = None, task.result()
+        mender = self.options.mender
+        if self._improving is not None and self._improving.done():
+            (asked, found), self._improving = self._improving.result(), None
             if asked is self.plan and not slots_of(found) & set(self._losses.away):
                 self.plan = found
+                self._changed.set()  # the steps of this look are those of the plan before
             else:
                 self._may_improve = True
-        elif task is None and mender is not None and self._may_improve and self._ready.is_set():
+        if self._improving is None and mender is not None and self._may_improve and self._ready.is_set():
             self._may_improve = False
             self._improving = asyncio.create_task(asyncio.to_thread(_improved, mender, self.plan))
             self._improving.add_done_callback(lambda _: self._changed.set())

@@ -230,6 +230,7 @@ async def test_a_refused_prepare_is_said_with_its_reason(tmp_path: Path, monkeyp
     assert not started_since(before)
 
 
+@pytest.mark.slow  # processes; test_losses.py has when it is tried again
 async def test_what_a_slot_refuses_that_has_served_is_taken_over_by_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
