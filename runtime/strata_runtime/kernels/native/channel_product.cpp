@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "calls.h"
-#include "codes.h"
 #include "int8.h"
 #include "int8_avx2.h"
 #include "int8_avx512.h"
@@ -28,12 +27,8 @@ struct Weight {
   const int8_t* row(int64_t place) const { return codes + place * stride; }
 };
 
-STRATA_PLAIN void plain_rows(const Weight& weight, const Activations& activations, const Result& result, int64_t begin, int64_t end) {
-  for (int64_t row = begin; row < end; ++row) plain_row(weight.row(row), weight.columns, weight.scales[row], activations, result, row);
-}
-
 void portable_rows(const Weight& weight, const Activations& activations, const Result& result, int64_t begin, int64_t end) {
-  plain_rows(weight, activations, result, begin, end);
+  for (int64_t row = begin; row < end; ++row) plain_row(weight.row(row), weight.columns, weight.scales[row], activations, result, row);
 }
 
 #if STRATA_X86
