@@ -33,17 +33,14 @@ STRATA_AVX2 const float* widened(const uint16_t* tokens, int64_t count, int64_t 
   return out;
 }
 
-STRATA_INLINE_AVX2 __m256 upper(__m256i pairs) { return _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(static_cast<int>(0xffff0000u)))); }
-STRATA_INLINE_AVX2 __m256 lower(__m256i pairs) { return _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16)); }
-
 // Eight outputs' pairs of columns as they were packed. `place`: of a pair's four vectors; those of the second half of a block lie `kHalf` items on.
 struct Sixteen {
   using Item = uint16_t;
   static constexpr int64_t kHalf = kOutputs;
 
   STRATA_INLINE_AVX2 static __m256i pairs(const Item* at, int place) { return _mm256_load_si256(reinterpret_cast<const __m256i*>(at + 16 * place)); }
-  STRATA_INLINE_AVX2 static __m256 even(const Item* at, int place) { return lower(pairs(at, place)); }
-  STRATA_INLINE_AVX2 static __m256 odd(const Item* at, int place) { return upper(pairs(at, place)); }
+  STRATA_INLINE_AVX2 static __m256 even(const Item* at, int place) { return even_of(pairs(at, place)); }
+  STRATA_INLINE_AVX2 static __m256 odd(const Item* at, int place) { return odd_of(pairs(at, place)); }
 };
 
 struct Eight {

@@ -41,9 +41,6 @@ struct Line {
   __m256 values[4];
 };
 
-STRATA_INLINE_AVX2 __m256 even_of(__m256i pairs) { return _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16)); }
-STRATA_INLINE_AVX2 __m256 odd_of(__m256i pairs) { return _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(static_cast<int>(0xffff0000u)))); }
-
 STRATA_INLINE_AVX2 Line widened(__m256i first, __m256i second) { return {{even_of(first), odd_of(first), even_of(second), odd_of(second)}}; }
 
 // The planes of half a tile; zeros beyond what a short one has.

@@ -10,6 +10,12 @@ struct Groups {
   const uint16_t* scales;
   const uint8_t* zeros;
   int64_t scale_stride, zero_stride, count, size;
+
+  // The group of a column.
+  int64_t at(int64_t column) const {
+    const int64_t group = column / size;
+    return group < count ? group : count - 1;  // of padding: any, it meets zeros
+  }
 };
 
 // Values of `weight.table`, which is of the activations' type.

@@ -85,11 +85,6 @@ struct GroupsOfLines {
   const bool* are_mixed;
 };
 
-int64_t group_at(const Groups& groups, int64_t column) {
-  const int64_t group = column / groups.size;
-  return group < groups.count ? group : groups.count - 1;  // of padding: any, it meets zeros
-}
-
 GroupsOfLines groups_of_lines(const Groups& groups, const Lines& lines) {
   thread_local Scratch first_scratch, places_scratch, mixed_scratch;
   const int64_t count = lines.count();
@@ -97,13 +92,13 @@ GroupsOfLines groups_of_lines(const Groups& groups, const Lines& lines) {
   bool* are_mixed = mixed_scratch.of<bool>(count);
   for (int64_t line = 0; line < count; ++line) {
     const int64_t start = lines.start(line);
-    first[line] = static_cast<int32_t>(group_at(groups, start));
-    are_mixed[line] = group_at(groups, start + lines.length(line) - 1) != first[line];
+    first[line] = static_cast<int32_t>(groups.at(start));
+    are_mixed[line] = groups.at(start + lines.length(line) - 1) != first[line];
     if (!are_mixed[line]) continue;
     for (int place = 0; place < kLine; ++place) {
       const int vector = place / kFloats, lane = place % kFloats;  // even or odd items of the first or second unpacked vector
       const int item = 2 * (lane % 4) + vector % 2, column = (lane / 4) * 16 + vector / 2 * 8 + item;
-      places[line * kLine + place] = static_cast<int32_t>(group_at(groups, start + column));
+      places[line * kLine + place] = static_cast<int32_t>(groups.at(start + column));
     }
   }
   return {groups, first, places, are_mixed};

@@ -39,11 +39,6 @@ struct Job {
   int64_t width() const { return weight.tiles() * kTile + kPadding; }
 };
 
-int64_t group_at(const Groups& groups, int64_t column) {
-  const int64_t group = column / groups.size;
-  return group < groups.count ? group : groups.count - 1;  // of padding: any, it meets zeros
-}
-
 // The scales of a row as floats, and their products with the zeros.
 STRATA_INLINE void load_groups(const Groups& groups, int64_t row, int64_t padded, float* scales, float* shifts) {
   for (int64_t group = 0; group < padded; group += 16) {
@@ -204,9 +199,9 @@ void product_groups_bfloat16_avx512(const Matrix& tokens, const Planes& weight, 
   int32_t short_groups[kTile];
   const int64_t full = weight.full_tiles();
   for (int b = 0, run = full < weight.tiles() ? weight.tile_bytes(full) : kTileBytes; b < 8; ++b)
-    for (int byte = 0; byte < 64; ++byte) short_groups[b * 64 + byte] = static_cast<int32_t>(group_at(groups, full * kTile + b * run + byte));
+    for (int byte = 0; byte < 64; ++byte) short_groups[b * 64 + byte] = static_cast<int32_t>(groups.at(full * kTile + b * run + byte));
   int32_t* groups_of_16 = places_scratch.of<int32_t>(full * kTile / 16);
-  for (int64_t place = 0; place < full * kTile / 16; ++place) groups_of_16[place] = static_cast<int32_t>(group_at(groups, 16 * place));
+  for (int64_t place = 0; place < full * kTile / 16; ++place) groups_of_16[place] = static_cast<int32_t>(groups.at(16 * place));
   const float* sums = tokens.rows <= kFewTokens ? sums_over_groups(tokens, groups, padded, sums_scratch) : nullptr;
   const Job job{weight, groups, permuted(tokens, weight, threads), tokens.rows, sums, padded, groups_of_16, short_groups, out, out_stride};
   using Rows = void (*)(const Job&, int64_t, int64_t);

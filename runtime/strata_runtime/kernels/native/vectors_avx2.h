@@ -14,6 +14,10 @@ constexpr int kFloats = 8;
 STRATA_INLINE_AVX2 __m256 floats_of(__m128i bfloat16s) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bfloat16s), 16)); }
 STRATA_INLINE_AVX2 __m256 floats_at(const uint16_t* items) { return floats_of(_mm_loadu_si128(reinterpret_cast<const __m128i*>(items))); }
 
+// Of pairs of bfloat16, one behind the other.
+STRATA_INLINE_AVX2 __m256 even_of(__m256i pairs) { return _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16)); }
+STRATA_INLINE_AVX2 __m256 odd_of(__m256i pairs) { return _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(static_cast<int>(0xffff0000u)))); }
+
 // The bits of bfloat16 in the low halves: rounded to nearest, ties to even; NaN stays NaN.
 STRATA_INLINE_AVX2 __m256i bits_of_bfloat16(__m256 values) {
   const __m256i bits = _mm256_castps_si256(values);
