@@ -1,6 +1,7 @@
 """Plans of mixtures of experts: what fits because experts are stored in few bits."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,13 +9,16 @@ import pytest
 
 from strata_planner.answer.alternatives import with_alternatives
 from strata_planner.contract.plan import Plan
+from strata_planner.costs.latency import Latencies
 from strata_planner.errors import InfeasibleError
 from strata_planner.question.cluster import Cluster
 from strata_planner.question.model import Model
 from strata_planner.question.request import PlanRequest
 from strata_planner.question.workload import Workload
 from strata_planner.search.planning import make_plan
+from strata_planner.simulate import fleet, of_clients, simulate
 from tests.laws import swept
+from tests.planner.builders import a_request
 
 EXAMPLES = Path("examples")
 CONFIG: dict[str, Any] = json.loads((EXAMPLES / "models/qwen3-235b-a22b-fp8/config.json").read_text(encoding="utf-8"))
@@ -55,6 +59,26 @@ def test_experts_that_are_rounded_while_they_load_fit_as_many(case: tuple[tuple[
     bits, devices = case
     plan = planned(PLAIN, devices, allowed_bits=bits)
     assert {each for stage in plan.stages for each in stage.bits} <= set(bits)
+
+
+@pytest.mark.parametrize("clients", [4, 32])
+def test_few_tokens_of_a_prompt_read_most_experts_so_that_steps_carry_more_and_plans_tell_what_comes(
+    clients: int,
+) -> None:
+    load = Workload(prompt_tokens=2048, output_tokens=64, concurrency=clients)
+    request = replace(asked(CONFIG, 4), workload=load)
+    plan = make_plan(request).plan
+    (replica,) = plan.replicas
+    assert 256 < replica.micro_batch.least_prompt_tokens < replica.micro_batch.max_step_tokens
+    (model,) = fleet(plan, request.model, request.cluster, Latencies(request.latency_sources))
+    trace = of_clients(clients, 64 + 2 * clients, 2048, 64, 1, model.limits.most_tokens)
+    rate = simulate([model], trace, in_flight=clients).steady_tokens_per_second(clients)
+    assert plan.prediction.tokens_per_second == pytest.approx(rate, rel=0.15)
+
+
+def test_a_model_without_experts_carries_as_few_as_streams_bear() -> None:
+    request = a_request(workload=Workload(prompt_tokens=32, output_tokens=16, concurrency=4))
+    assert all(replica.micro_batch.least_prompt_tokens == 0 for replica in make_plan(request).plan.replicas)
 
 
 @pytest.mark.slow

@@ -110,7 +110,9 @@ def steps_under_way(count: int, stages: int) -> int:
 class MicroBatch(Value, frozen=True, omit_defaults=True):
     """Sequences per micro-batch in the two phases (LLM-PQ's eta and xi) and the most tokens one step may carry. `count`: micro-batches that
     are under way at most, 0: one per stage; fewer and larger ones read the weights of unlike stages less often. `prompts_per_token`: tokens of prompts
-    that the workload brings for each token of an answer; with as many beside each that decodes, none waits longer and longer.
+    that the workload brings for each token of an answer; with as many beside each that decodes, none waits longer and longer. `least_prompt_tokens`:
+    of prompts in a step beside streams, if there are as many. Few tokens read nearly all experts of a layer: of fewer than these each would take more
+    than twice as long as in a whole chunk.
     """
 
     prefill: int
@@ -118,6 +120,7 @@ class MicroBatch(Value, frozen=True, omit_defaults=True):
     max_step_tokens: int
     count: int = 0
     prompts_per_token: float = 0.0
+    least_prompt_tokens: int = 0
 
     def most_prompts(self, rows: int = 0) -> int:
         """That one step computes chunks of, beside so many rows that decode: short ones may fill a micro-batch's rows."""

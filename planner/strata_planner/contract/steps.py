@@ -40,13 +40,14 @@ def prompts_of_a_step(by_rank: Sequence[P], most: int) -> list[P]:
     return sorted([oldest, *others], key=_remaining)
 
 
-def fewest_tokens(prompts: int, page_tokens: int, brought: float, filled: float) -> int:
+def fewest_tokens(prompts: int, page_tokens: int, brought: float, filled: float, least: int = 0) -> int:
     """Of prompts in any step, however long it gets: some of the first in rank, and a block of another where others wait for theirs; or some more than the
     workload brings while the step's rows decode (`brought`). Plans are told for steps of that mix: with fewer, more and more requests would wait. Of
     micro-batches that are `filled` in part as large a part of that: where few requests are, a prompt keeps nobody waiting, and streams keep their pace.
+    `least`: of a plan, `MicroBatch.least_prompt_tokens`.
     """
     beside = math.ceil(KEEPS_UP * filled * brought)
-    return max(min(FEWEST_TOKENS, page_tokens) + page_tokens * (prompts > 1), beside)
+    return max(min(FEWEST_TOKENS, page_tokens) + page_tokens * (prompts > 1), beside, least)
 
 
 def filled(requests: int, decode: int) -> float:

@@ -36,7 +36,7 @@ from strata_planner.question.request import PlanRequest
 from strata_planner.search.exact.candidates import Pricer
 from strata_planner.search.exact.problem import Problem
 from strata_planner.search.exact.search import Found
-from strata_planner.search.prediction import predict, steps_of
+from strata_planner.search.prediction import least_prompt_tokens, predict, steps_of
 
 
 def combined(plans: Sequence[Plan], numbers: Sequence[int] = ()) -> Plan:
@@ -101,6 +101,7 @@ def assemble(
         max_step_tokens=pricer.max_step_tokens(found.candidate.pair),
         count=found.candidate.pair.count,
         prompts_per_token=request.workload.prompt_tokens / request.workload.output_tokens,
+        least_prompt_tokens=least_prompt_tokens(pricer, found),
     )
     return Plan(
         version=PLAN_VERSION,

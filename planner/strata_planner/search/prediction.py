@@ -5,6 +5,7 @@ prefilled, then decoded, and after every token the pipeline is filled anew); the
 are those of a pipeline that is never empty (`steady`), with as many requests in flight as the plan is for.
 """
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +15,7 @@ from strata_planner.question.request import PlanRequest
 from strata_planner.search.exact.candidates import Pricer
 from strata_planner.search.exact.found import Found
 from strata_planner.search.exact.problem import Counts, Problem
-from strata_planner.search.steady import Load, StageSteps, Steady, micro_batches_of, steady
+from strata_planner.search.steady import Load, StageSteps, Steady, least_share, micro_batches_of, steady
 from strata_planner.sensitivity import perplexity_increase_of
 
 
@@ -39,21 +40,33 @@ def steps_of(pricer: Pricer, found: Found) -> Problem:
     return found.problem if pricer.steady else Pricer(replace(pricer.request, solver="auto")).problem(found.candidate)
 
 
+def least_prompt_tokens(pricer: Pricer, found: Found) -> int:
+    """The plan's `MicroBatch.least_prompt_tokens`."""
+    stages = _stage_steps(pricer, found)
+    return math.ceil(float(least_share(stages)[0]) * pricer.prompts(found.candidate.pair).rows)
+
+
 def _steady(pricer: Pricer, found: Found) -> Steady:
+    pair, load = found.candidate.pair, pricer.request.workload
+    count = len(found.candidate.order)
+    batches = micro_batches_of(load.concurrency, count, pair)
+    told = (load.concurrency, batches, steps_under_way(pair.count, count), pricer.prompts(pair).steps)
+    in_flight, cut, under, steps = (np.array([float(each)]) for each in told)
+    lengths = (load.output_tokens, load.prompt_tokens, load.prompt_variation)
+    return steady(_stage_steps(pricer, found), Load(in_flight, cut, under, steps, *lengths))
+
+
+def _stage_steps(pricer: Pricer, found: Found) -> StageSteps:
     """With arrays of one load."""
     pair, problem, counts = found.candidate.pair, steps_of(pricer, found), found.solution.counts
     times = np.array(problem.all_seconds(counts))
     hops = np.array([each.transfer_seconds for each in problem.stages])
     latency = np.array([[each.latency_seconds] for each in problem.stages])
     varies = np.array([[group.step_variation] for group in found.candidate.order])
-    stages = StageSteps(times[:, 1:], times[:, :1], hops[:, 1:] - latency, hops[:, :1], latency, varies)
-    load = pricer.request.workload
-    count = len(problem.stages)
-    batches = micro_batches_of(load.concurrency, count, pair)
-    told = (load.concurrency, batches, steps_under_way(pair.count, count), pricer.prompts(pair).steps)
-    in_flight, cut, under, steps = (np.array([float(each)]) for each in told)
-    lengths = (load.output_tokens, load.prompt_tokens, load.prompt_variation)
-    return steady(stages, Load(in_flight, cut, under, steps, *lengths))
+    begun = np.zeros((len(problem.stages), 1))
+    for (run, place, bits), units in counts.items():
+        begun[place] += units * pricer.begun(found.candidate.order[place], pair)[run][bits]
+    return StageSteps(times[:, 1:], times[:, :1], hops[:, 1:] - latency, hops[:, :1], latency, varies, begun)
 
 
 def _perplexity_increase(request: PlanRequest, found: Found) -> float | None:

@@ -52,7 +52,7 @@ class Load:
 class StageSteps:
     """Seconds. Arrays [stages, loads]: `decode` of a step that only decodes, `prompts` what a chunk of prompts adds to it, `send` and
     `send_prompts` how long they keep the link to the next stage busy. `latency` [stages, 1]: until what was sent is there. `varies` [stages, 1]:
-    a stage's `DeviceProfile.step_variation`.
+    a stage's `DeviceProfile.step_variation`. `begun`: what any prompt adds to a step, however few of its tokens, of the seconds that a chunk adds.
     """
 
     decode: Floats
@@ -61,6 +61,7 @@ class StageSteps:
     send_prompts: Floats
     latency: Floats
     varies: Floats
+    begun: Floats
 
 
 class Steady(NamedTuple):
@@ -91,19 +92,28 @@ def long_rounds(load: Load, decoding: Floats, prompt_steps: Floats) -> tuple[Flo
     return carrying, 1 - (1 - carrying) * np.exp(-(load.micro_batches - 1) * begun)
 
 
-def kept_short(load: Load, decoding: Floats, alone: Floats, added: Floats) -> Floats:
+def least_share(stages: StageSteps) -> Floats:
+    """[loads] The share of a chunk with which each of its tokens takes the slowest stage twice as long as in the whole chunk; 0 where no smaller one does."""
+    begun, added = stages.begun.max(axis=0), np.maximum(stages.prompts.max(axis=0), 1e-12)
+    share: Floats = begun / (added + begun)
+    return share
+
+
+def kept_short(
+    load: Load, decoding: Floats, alone: Floats, added: Floats, begun: Floats, least: Floats | float
+) -> Floats:
     """The share of a chunk that steps take of prompts, so that streams keep their pace (contract.steps, `Pace`). `alone`: seconds of the slowest stage in
-    a step that only decodes; `added`: what a whole chunk adds to it.
+    a step that only decodes; `added`: what a whole chunk adds to it, `begun`: any chunk. `least`: the share below which none goes.
 
     A prompt counts itself and those that wait beside it. Steps under way that no stream is left for take what the pace allows; the others at least
     some more than the workload brings. Where nothing decodes meanwhile nothing is kept short.
     """
     others = decoding * (load.in_flight - 1) / load.in_flight
     waiting = load.in_flight - others
-    pace = STREAMS_PART * waiting * alone / np.maximum(added, 1e-12)
+    pace = np.maximum(0.0, STREAMS_PART * waiting * alone - begun) / np.maximum(added - begun, 1e-12)
     carried = np.minimum(load.micro_batches, np.maximum(others, 1e-12))
     rows = others / carried
-    pace = np.maximum(pace, FEWEST_TOKENS * load.prompt_steps / load.prompt_tokens)
+    pace = np.maximum(pace, np.maximum(least, FEWEST_TOKENS * load.prompt_steps / load.prompt_tokens))
     brought = KEEPS_UP * rows / load.output_tokens * load.prompt_steps
     with_rows = np.minimum(1.0, carried / load.under_way)
     taken = with_rows * np.minimum(1.0, np.maximum(pace, brought)) + (1 - with_rows) * np.minimum(1.0, pace)
@@ -120,15 +130,18 @@ def steady(stages: StageSteps, load: Load) -> Steady:
     slowest_whole = np.maximum(slowest_of(carry, stages.varies, load.micro_batches), 1e-12)
     hops = (stages.send + stages.latency).sum(axis=0)
     through = stages.decode.sum(axis=0) + hops
-    prompts = (stages.prompts + stages.send_prompts).sum(axis=0)
+    begun, prompts = stages.begun.sum(axis=0), (stages.prompts + stages.send_prompts).sum(axis=0)
+    beginning = slowest_of(np.maximum(decode, stages.decode + stages.begun), stages.varies, load.micro_batches)
+    least, any_chunk = least_share(stages), stages.begun.max(axis=0)
     count = load.micro_batches
     quiet = np.maximum(through, count * slowest)
     decoding = load.in_flight
     rate = first = each = np.zeros_like(load.in_flight)
     for _ in range(_ROUNDS):
-        taken = kept_short(load, decoding, alone, whole - alone)
+        taken = kept_short(load, decoding, alone, whole - alone, any_chunk, least)
         steps = load.prompt_steps / taken
-        slowest_long, through_long = slowest + taken * (slowest_whole - slowest), through + taken * prompts
+        slowest_long = beginning + taken * (slowest_whole - beginning)
+        through_long = through + begun + taken * (prompts - begun)
         pace = np.maximum(slowest_long, through_long / load.under_way)  # from one long step to the next
         carrying, long = long_rounds(load, decoding, steps)
         within = np.where(long > 0, carrying / np.maximum(long, 1e-12), 0.0)  # of a long round's steps

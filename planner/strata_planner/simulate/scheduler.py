@@ -159,9 +159,11 @@ class Scheduler:
         if len(self._running) == len(self._prefilling):
             return budget
         first_tokens = len(self._prefilling) + len(self.waiting)
-        brought = self._limits.micro_batch.prompts_per_token * rows
-        part = filled(len(self._running) + len(self.waiting), self._limits.micro_batch.decode)
-        fewest = fewest_tokens(len(self._prefilling), self._limits.page_tokens, brought, part)
+        planned = self._limits.micro_batch
+        brought = planned.prompts_per_token * rows
+        part = filled(len(self._running) + len(self.waiting), planned.decode)
+        least = planned.least_prompt_tokens
+        fewest = fewest_tokens(len(self._prefilling), self._limits.page_tokens, brought, part, least)
         return int(min(budget, max(fewest, self.pace.tokens(max(rows, 1), first_tokens))))
 
     def _lacks_a_block(self, sequence: Sequence) -> bool:

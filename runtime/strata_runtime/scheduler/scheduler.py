@@ -372,14 +372,16 @@ class Scheduler:
 
     def _prompt_budget(self, rows: int) -> int:
         """Tokens of prompts beside so many rows that decode; bounded for the streams' sake if there are any, also in other steps under way."""
-        budget = self.limits.micro_batch.max_step_tokens - rows
+        planned = self.limits.micro_batch
+        budget = planned.max_step_tokens - rows
         first_tokens = len(self._prefilling) + len(self._apart)
         if len(self.running) == first_tokens:
             return budget
         allowed = self.pace.tokens(max(rows, 1), first_tokens + len(self.waiting))
-        brought = self.limits.micro_batch.prompts_per_token * rows
-        part = filled(len(self.running) + len(self.waiting), self.limits.micro_batch.decode)
-        fewest = fewest_tokens(len(self._prefilling), self.limits.page_tokens, brought, part)
+        brought = planned.prompts_per_token * rows
+        part = filled(len(self.running) + len(self.waiting), planned.decode)
+        least = planned.least_prompt_tokens
+        fewest = fewest_tokens(len(self._prefilling), self.limits.page_tokens, brought, part, least)
         return int(min(budget, max(fewest, allowed)))
 
     def _resumed(self, rows: int) -> int:

@@ -82,3 +82,4 @@ def test_who_is_beside_few_streams_keeps_to_their_pace_and_beside_many_to_what_t
     assert [fewest_tokens(1, 16, brought, filled(there, 16)) for there in (3, 8, 16, 17, 32)] == [5, 12, 24, 13, 24]
     assert filled(0, 16) == 0.0
     assert fewest_tokens(1, 16, brought, 1.0) == KEEPS_UP * brought
+    assert fewest_tokens(1, 16, brought, 1.0, least=500) == 500  # as the plan says, of experts

@@ -1,5 +1,6 @@
 """A pipeline that is never empty: what the formula says is what the simulator's engine does, and no better machine does worse."""
 
+import math
 import random
 
 import numpy as np
@@ -11,7 +12,7 @@ from strata_planner.contract.plan import MicroBatch, steps_under_way
 from strata_planner.question.workload import Workload
 from strata_planner.search.exact.phases import Pair
 from strata_planner.search.layouts.stages import Split, pair_of
-from strata_planner.search.steady import Load, StageSteps, Steady, micro_batches_of, slowest_of, steady
+from strata_planner.search.steady import Load, StageSteps, Steady, least_share, micro_batches_of, slowest_of, steady
 from strata_planner.simulate import (
     Batch,
     Hop,
@@ -28,8 +29,9 @@ from tests.planner.builders import a_request
 FIXED, ROW = 10.0, 0.125  # seconds of a step, and of each of its tokens
 
 
-def a_stage(speed: float) -> StageSeconds:
-    return lambda batch: (FIXED + ROW * batch.tokens) / speed
+def a_stage(speed: float, begun: float = 0.0) -> StageSeconds:
+    """`begun`: what any prompt adds, as one that reads nearly all experts."""
+    return lambda batch: (FIXED + begun * bool(batch.chunks) + ROW * batch.tokens) / speed
 
 
 def decoding(speeds: list[float], in_flight: int, prompt: int, answer: int, chunk: int) -> int:
@@ -40,19 +42,27 @@ def decoding(speeds: list[float], in_flight: int, prompt: int, answer: int, chun
 
 
 def told(
-    speeds: list[float], in_flight: int, prompt: int, answer: int, chunk: int, hop: Hop, varies: float = 0.0
+    speeds: list[float],
+    in_flight: int,
+    prompt: int,
+    answer: int,
+    chunk: int,
+    hop: Hop,
+    varies: float = 0.0,
+    begun: float = 0.0,
 ) -> Steady:
     """By the formula."""
     pair = Pair(1, decoding(speeds, in_flight, prompt, answer, chunk), chunk)
     steps = -(-prompt // chunk)
     rows = pair.decode + -(-prompt // steps)
     decode = np.array([[a_stage(speed)(Batch(pair.decode, 0, 0, 0))] for speed in speeds])
-    both = np.array([[a_stage(speed)(Batch(rows, 0, 0, 0))] for speed in speeds])
+    any_chunk = np.array([[begun / speed] for speed in speeds])
+    both = any_chunk + np.array([[a_stage(speed)(Batch(rows, 0, 0, 0))] for speed in speeds])
     several = len(speeds) > 1
     send = np.full_like(decode, several * hop.seconds_per_token * pair.decode)
     prompts = np.full_like(decode, several * hop.seconds_per_token * (rows - pair.decode))
     latency = np.full_like(decode, several * hop.latency_seconds)
-    stages = StageSteps(decode, both - decode, send, prompts, latency, np.full_like(decode, varies))
+    stages = StageSteps(decode, both - decode, send, prompts, latency, np.full_like(decode, varies), any_chunk)
     batches = micro_batches_of(in_flight, len(speeds), pair)
     one = (np.array([float(each)]) for each in (in_flight, batches, len(speeds), steps))
     in_flight_, count, under, prompt_steps = one
@@ -60,13 +70,21 @@ def told(
 
 
 def closed_loop(
-    speeds: list[float], in_flight: int, prompt: int, answer: int, chunk: int, hop: Hop, most: int = 8
+    speeds: list[float],
+    in_flight: int,
+    prompt: int,
+    answer: int,
+    chunk: int,
+    hop: Hop,
+    most: int = 8,
+    begun: float = 0.0,
+    least: int = 0,
 ) -> Outcome:
-    """`most`: requests beside six for each client."""
+    """`most`: requests beside six for each client; `least`: tokens of prompts in a step."""
     decode = decoding(speeds, in_flight, prompt, answer, chunk)
-    batch = MicroBatch(1, decode, chunk + decode, prompts_per_token=prompt / answer)
+    batch = MicroBatch(1, decode, chunk + decode, prompts_per_token=prompt / answer, least_prompt_tokens=least)
     limits = Limits(batch, 16, 10**6, 10**6)
-    replica = ReplicaModel(tuple(StageModel(a_stage(speed), hop) for speed in speeds), limits)
+    replica = ReplicaModel(tuple(StageModel(a_stage(speed, begun), hop) for speed in speeds), limits)
     draw = random.Random(1)
     first = [Request(0.0, prompt, draw.randint(1, answer)) for _ in range(in_flight)]
     count = 6 * in_flight + most
@@ -134,12 +152,39 @@ def test_long_prompts_beside_few_streams_have_their_first_token_when_told(
     assert float(formula.first_token[0]) == pytest.approx(sum(first) / len(first), rel=0.3)
 
 
+@pytest.mark.parametrize(
+    ("speeds", "in_flight", "prompt", "answer", "chunk"),
+    [
+        pytest.param([1.0], 4, 1024, 64, 1024, id="one stage"),
+        pytest.param([1.0], 2, 1024, 256, 512, id="two streams"),
+        pytest.param(EVEN, 12, 1024, 64, 512, id="two streams a stage"),
+        pytest.param(EVEN, 48, 1024, 128, 1024, id="many streams"),
+        pytest.param(UNLIKE, 6, 2048, 128, 1024, id="unlike stages"),
+    ],
+)
+def test_steps_that_read_experts_for_any_prompt_carry_enough_of_it_and_the_formula_knows(
+    speeds: list[float], in_flight: int, prompt: int, answer: int, chunk: int
+) -> None:
+    begun, load = 16 * FIXED, (speeds, in_flight, prompt, answer, chunk, LAN)
+    whole = begun + ROW * -(-prompt // -(-prompt // chunk))
+    none = np.zeros((1, 1))
+    share = least_share(StageSteps(none, none + whole, none, none, none, none, none + begun))
+    least = math.ceil(float(share[0]) * chunk)
+    assert (begun + ROW * least) / least == pytest.approx(2 * whole / chunk, rel=0.02)  # each twice as dear
+    formula = told(*load, begun=begun)
+    outcome = closed_loop(*load, most=40, begun=begun, least=least)
+    rate = outcome.steady_tokens_per_second(in_flight) / answer
+    assert float(formula.requests_per_second[0]) == pytest.approx(rate, rel=0.2)
+    slower = closed_loop(*load, most=40, begun=begun).steady_tokens_per_second(in_flight) / answer
+    assert rate > 1.1 * slower  # than in the small parts that keep streams' pace
+
+
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_no_more_steps_are_under_way_than_the_plan_says(count: int) -> None:
     """Prompts alone fill four stages: with fewer steps under way, stages wait, and no prompt begins before a step is back."""
     four = np.full((4, 1), 10.0)
     none = np.zeros_like(four)
-    stages = StageSteps(four, four, none, none, none, none)
+    stages = StageSteps(four, four, none, none, none, none, none)
     pair = Pair(1, 8, 2048, count)
     one = (np.array([float(each)]) for each in (32, micro_batches_of(32, 4, pair), steps_under_way(count, 4), 1))
     in_flight, cut, under, steps = one
@@ -216,7 +261,7 @@ def test_what_varies_is_told_slower_only_where_stages_wait() -> None:
 
 
 def test_prompts_that_differ_wait_longer_for_each_other_and_a_lone_one_for_none() -> None:
-    stages = StageSteps(*(np.array([[each]]) for each in (10.0, 20.0, 0.0, 0.0, 0.0, 0.0)))
+    stages = StageSteps(*(np.array([[each]]) for each in (10.0, 20.0, 0.0, 0.0, 0.0, 0.0, 0.0)))
 
     def first(in_flight: int, variation: float) -> float:
         one = (np.array([float(each)]) for each in (in_flight, 1, 1, 8))

@@ -86,9 +86,9 @@ class Pair:
 
 
 # The only one that is picked gives its own blocks back: another that is ready has its turn.
-@example([Request(0.0, 43, 8, 0), Request(0.0, 13, 6, 0), Request(0.0, 47, 3, 0)], 1, 1, 1, 16, 0, 0.0, [])
+@example([Request(0.0, 43, 8, 0), Request(0.0, 13, 6, 0), Request(0.0, 47, 3, 0)], 1, 1, 1, 16, 0, 0.0, 0, [])
 # Two would fit where one may run.
-@example([Request(0.0, 20, 3, 0)] * 2, 1, 2, 2, 40, 1, 0.0, ["submit", "submit", "step"])
+@example([Request(0.0, 20, 3, 0)] * 2, 1, 2, 2, 40, 1, 0.0, 0, ["submit", "submit", "step"])
 @given(
     requests,
     st.integers(1, 3),
@@ -97,6 +97,7 @@ class Pair:
     st.integers(6, 40),
     st.sampled_from([0, 0, 1, 3]),
     st.sampled_from([0.0, 0.5, 6.0]),
+    st.sampled_from([0, 0, 7, 30]),
     st.lists(st.sampled_from(["submit", "step", "take"]), max_size=60),
 )
 def test_steps_are_the_engines(
@@ -107,9 +108,11 @@ def test_steps_are_the_engines(
     tokens: int,
     state_slots: int,
     brought: float,
+    least: int,
     order: list[str],
 ) -> None:
-    pair = Pair(MicroBatch(prefill, decode, tokens, prompts_per_token=brought), stages, 9, state_slots)
+    micro_batch = MicroBatch(prefill, decode, tokens, prompts_per_token=brought, least_prompt_tokens=least)
+    pair = Pair(micro_batch, stages, 9, state_slots)
     waiting = deque(enumerate(listed))
     for what in order:
         if what == "submit" and waiting:

@@ -76,6 +76,7 @@ class Pricer:
         self._phases: Phases = (SteadyPhases if self.steady else BatchPhases)(request.workload)
         self._stages: dict[tuple[object, ...], StageCosts] = {}
         self._units: dict[tuple[object, ...], Mapping[int, Mapping[int, tuple[float, float]]]] = {}
+        self._begun: dict[tuple[object, ...], tuple[Mapping[int, float], ...]] = {}
         self._seconds: dict[tuple[object, ...], float] = {}
         self._working: dict[tuple[StepShape, Storage, bool, Portion], WorkingMemory] = {}
         self._drafts: dict[tuple[str, bytes, Pair], int] = {}
@@ -411,6 +412,24 @@ class Pricer:
             for bits in self.formats(group)
             if all(bits in self.request.layer_bits(layer) for layer in self._unit(run))
         }
+
+    def begun(self, group: DeviceGroup, pair: Pair) -> tuple[Mapping[int, float], ...]:
+        """For each run, bits -> seconds that prompts add to a unit however few they are, in a pipeline that is never empty."""
+        steady = SteadyPhases(self.request.workload)
+        key = (tuple(map(self._profile_key, group.ranks)), pair)
+        if key not in self._begun:
+            found: dict[int, dict[int, float]] = {}
+            for shape, run in self._run_of_shape.items():
+                chosen = any(each.copies > each.active for at in self._unit(run) for each in self._layer(at).linears)
+                found[shape] = {
+                    bits: steady.begun(partial(self._phase_seconds, run, group, bits), pair) if chosen else 0.0
+                    for bits in self._units_seconds(group, pair)[shape]
+                }
+            self._begun[key] = tuple(found[shape] for shape in self._run_shapes)
+        return self._begun[key]
+
+    def _layer(self, index: int) -> LayerShape:
+        return self.request.model.layers[index]
 
     def formats(self, group: DeviceGroup) -> Mapping[int, FormatName]:
         """Bits -> the format in which these devices store them."""

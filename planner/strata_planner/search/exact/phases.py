@@ -131,6 +131,15 @@ class SteadyPhases:
         rows = max(0.0, layer(together) - layer(decoding))
         return rows + attention, layer(decode_phase(self.load, pair.decode))
 
+    def begun(self, layer: Callable[[Phase], float], pair: Pair) -> float:
+        """Seconds that prompts add to a layer however few they are: where the line through the whole and the half of a step's tokens begins. Of experts:
+        few tokens read nearly all of them.
+        """
+        rows = self.prompts(pair).rows
+        alone = layer(Phase(pair.decode, 1, 0))
+        half, whole = (layer(Phase(1, pair.decode + each, 0)) - alone for each in (rows // 2, rows))
+        return min(max(0.0, 2 * half - whole), max(0.0, whole))
+
     def of_a_step(self, beside: Callable[[Phase, int], float], pair: Pair) -> Seconds:
         prompts = self.prompts(pair)
         count = pair.decode + prompts.sequences

@@ -268,13 +268,15 @@ class _Steps:
         self.prompts = np.array([each.prompts[chosen] for each in tables])
         self.fixed_decode = np.array([each.fixed_decode[chosen] for each in tables])
         self.fixed_prompts = np.array([each.fixed_prompts[chosen] for each in tables])
+        self.begun = np.array([each.begun[chosen] for each in tables])
         self._send_prompts, self._send, self._latency = (hops[:, each][:, chosen] for each in range(3))
         self._varies = varies
 
     def of(self, dealt: Floats) -> StageSteps:
         """With so many layers on each stage."""
         decode, prompts = dealt * self.decode + self.fixed_decode, dealt * self.prompts + self.fixed_prompts
-        return StageSteps(decode, prompts, self._send, self._send_prompts, self._latency, self._varies)
+        begun = dealt * self.begun
+        return StageSteps(decode, prompts, self._send, self._send_prompts, self._latency, self._varies, begun)
 
 
 class Estimate(NamedTuple):

@@ -99,7 +99,7 @@ def splits(stages: int) -> list[Split]:
 @dataclass(frozen=True)
 class StageTable:
     """Per column. `most_layers`: whole layers that fit; `prompts`, `decode`: seconds of a layer, what prompts add to a step and a step that
-    decodes; `fixed_...`: the same of a step beside the layers.
+    decodes; `fixed_...`: the same of a step beside the layers; `begun`: of a layer, however few tokens of prompts there are.
     """
 
     most_layers: Floats
@@ -107,6 +107,7 @@ class StageTable:
     decode: Floats
     fixed_prompts: Floats
     fixed_decode: Floats
+    begun: Floats
 
 
 def grid(most: int) -> tuple[int, ...]:
@@ -194,6 +195,7 @@ class _Size(NamedTuple):
     decode: Floats
     fixed_prompts: Floats
     fixed_decode: Floats
+    begun: Floats
 
 
 class Stages:
@@ -271,6 +273,7 @@ class Stages:
         layers = pricer.request.model.num_layers
         rooms: list[list[float]] = [[] for _ in of_ranks]
         seconds: tuple[list[float], list[float]] = ([], [])
+        begun_each, begun = pricer.begun(group, pair), list[float]()
         for bits in pricer.request.bits:
             runnable = all(bits in each for each in costs.seconds)
             for room, own in zip(rooms, of_ranks, strict=True):
@@ -281,8 +284,9 @@ class Stages:
                     [n * own[bits][phase] for n, own in zip(counts, costs.seconds, strict=True)] if runnable else [1.0]
                 )
                 found.append(sum(each) / layers)
-        fixed = (np.full(len(seconds[0]), each) for each in costs.fixed_seconds)
-        return _Size(np.array(rooms), np.array(seconds[0]), np.array(seconds[1]), *fixed)
+            begun.append(sum(n * own.get(bits, 0.0) for n, own in zip(counts, begun_each, strict=True)) / layers)
+        prompts, decode = (np.full(len(begun), each) for each in costs.fixed_seconds)
+        return _Size(np.array(rooms), np.array(seconds[0]), np.array(seconds[1]), prompts, decode, np.array(begun))
 
     @cached_property
     def penalty(self) -> dict[int, float]:
