@@ -32,6 +32,7 @@ BENCHMARKS = (
     "fleets",
     "costs",
     "truth",
+    "local_fleets",
     "simulation",
     "silicon",
     "partition",

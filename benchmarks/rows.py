@@ -99,6 +99,7 @@ LISTED: dict[str, tuple[str, ...]] = {
         "never_beaten",
     ),
     "helix_simulator": ("helix_24", "plan_seconds_24"),
+    "local_fleets": ("simulated_over_measured",),
     "simulation": ("simulator_error",),
     "silicon": ("silicon",),
     "kernels": (

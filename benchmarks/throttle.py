@@ -55,30 +55,9 @@ def throttled(turns: Sequence[Turn], period: float = PERIOD_SECONDS) -> Iterator
 
 
 def slower(profile: DeviceProfile, share: float) -> DeviceProfile:
-    """The device when it has this share of its time."""
-    rates = (
-        "bandwidth_bytes_per_second",
-        "node_bandwidth_bytes_per_second",
-        "flops_per_second",
-        "float32_flops_per_second",
-        "attention_bytes_per_second",
-        "attention_flops_per_second",
-        "activation_bytes_per_second",
-    )
-    seconds = (
-        "layer_overhead_seconds",
-        "step_overhead_seconds",
-        "sequence_layer_seconds",
-        "sequence_step_seconds",
-        "sampled_row_seconds",
-        "chunk_layer_seconds",
-    )
-    return structs.replace(
-        profile,
-        **{name: getattr(profile, name) * share for name in rates},
-        **{name: getattr(profile, name) / share for name in seconds},
-        unpacked_per_second={name: rate * share for name, rate in profile.unpacked_per_second.items()},
-    )
+    """The device when it has this share of its time, in which others of its node have none."""
+    slowed = profile.slowed(share)
+    return structs.replace(slowed, node_bandwidth_bytes_per_second=profile.node_bandwidth_bytes_per_second * share)
 
 
 def _tell(pids: Sequence[int], what: signal.Signals) -> None:

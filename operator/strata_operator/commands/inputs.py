@@ -47,14 +47,14 @@ def read_question(
 
     asked().check()
     if measure:
-        cluster = with_measured_rates(cluster)
+        cluster = with_measured_rates(cluster, asked().workload.concurrency)
     _say_what_is_for_kubernetes(deployment)
     return Question(deployment, cluster, asked())
 
 
 def measured(question: Question) -> Question:
     """With the rates of this machine's processor. Raises LocalError."""
-    cluster = with_measured_rates(question.cluster)
+    cluster = with_measured_rates(question.cluster, question.request.workload.concurrency)
     devices = corrected(question.deployment, cluster)
     return replace(question, cluster=cluster, request=replace(question.request, cluster=devices))
 

@@ -79,13 +79,25 @@ def with_threads(cluster: Cluster) -> Cluster:
     return msgspec.structs.replace(cluster, nodes=nodes)
 
 
-def with_measured_rates(cluster: Cluster, *, fresh: bool = False) -> Cluster:
-    """CPU devices without a profile of their own get the rates of this processor; `fresh`: measured now, whatever is kept. Raises LocalError."""
+def with_measured_rates(cluster: Cluster, in_flight: int | None = None, *, fresh: bool = False) -> Cluster:
+    """CPU devices without a profile of their own get the rates of this processor; `fresh`: measured now, whatever is kept. `in_flight`: requests, each of
+    which keeps one device busy; None: there are enough for all. Raises LocalError.
+    """
     for threads in cluster.cpu_threads():
         log.info("measuring the processor, threads: %d; %d s, once for this machine", threads, USUAL_MEASURE_SECONDS)
         measured = _measure(threads, fresh=fresh)
-        cluster = cluster.with_profile(beside_gateway(measured, cluster, cores()))
+        own = beside_gateway(measured, cluster, cores())
+        cluster = cluster.with_profile(in_turns(own, cluster, cores(), in_flight))
     return cluster
+
+
+def in_turns(profile: DeviceProfile, cluster: Cluster, processors: int, in_flight: int | None) -> DeviceProfile:
+    """Where more threads want to compute than there are processors, each device has its part of the time."""
+    devices = [device for node in cluster.nodes for device in node.devices if device.type == CPU]
+    wanting = sum(device.count * max(1, device.threads) for device in devices)
+    if in_flight is not None:
+        wanting = min(wanting, in_flight * max(1, profile.threads))
+    return profile.slowed(processors / wanting) if wanting > processors else profile
 
 
 def beside_gateway(profile: DeviceProfile, cluster: Cluster, processors: int) -> DeviceProfile:

@@ -4,6 +4,8 @@ The runtime measures the CPU it runs on (`python -m strata_runtime.measuring.mea
 catalogue holds published ones.
 """
 
+from typing import Any
+
 import msgspec
 
 from strata_planner.contract.formats import FormatName
@@ -31,7 +33,8 @@ class DeviceProfile(Value, frozen=True):
     `source`: "published: <where>" or "measured".
     A format that is absent from the efficiencies cannot run on this device. `packed_rows`: up to so many tokens a processor multiplies weights
     of the format as they are stored, by kernels that keep no memory; a format that is absent: by the runtime's own limits. `unpacked_per_second`:
-    weights that more tokens have to unpack first; a format that is absent: as part of its prefill efficiency.
+    weights that more tokens have to unpack first; a format that is absent: as part of its prefill efficiency. `few_rows_efficiency`: products of
+    `contract.rows.TIMED_ROWS` rows are slower than either bound by this share, being bound by both, or by kernels of their own; absent: no slower.
     """
 
     type: str
@@ -59,3 +62,29 @@ class DeviceProfile(Value, frozen=True):
     threads: int = 0  # CPU devices: threads the numbers were measured with
     packed_rows: dict[FormatName, int] = msgspec.field(default_factory=dict)
     unpacked_per_second: dict[FormatName, float] = msgspec.field(default_factory=dict)
+    few_rows_efficiency: dict[FormatName, tuple[float, ...]] = msgspec.field(default_factory=dict)
+
+    def slowed(self, share: float) -> "DeviceProfile":
+        """The device when it has this share of its time. What its node's memory gives all devices together is as it was."""
+        changed: dict[str, Any] = {name: getattr(self, name) * share for name in _RATES}
+        changed |= {name: getattr(self, name) / share for name in _SECONDS}
+        unpacked = {name: rate * share for name, rate in self.unpacked_per_second.items()}
+        return msgspec.structs.replace(self, **changed, unpacked_per_second=unpacked)
+
+
+_RATES = (
+    "bandwidth_bytes_per_second",
+    "flops_per_second",
+    "float32_flops_per_second",
+    "attention_bytes_per_second",
+    "attention_flops_per_second",
+    "activation_bytes_per_second",
+)
+_SECONDS = (
+    "layer_overhead_seconds",
+    "step_overhead_seconds",
+    "sequence_layer_seconds",
+    "sequence_step_seconds",
+    "sampled_row_seconds",
+    "chunk_layer_seconds",
+)

@@ -1,16 +1,18 @@
 """Seconds by a roofline over a device's profile: the source that answers where nothing was measured.
 
-A linear takes max(operations / rate, bytes / bandwidth), on a processor of as many rows as steps are padded to, and so does each expert
-that a step's tokens are sent to (`routing`). Many rows unpack weights of few bits first, and pass all that is no product (norms,
+A linear takes max(operations / rate, bytes / bandwidth), on a processor of as many rows as steps are padded to; few rows, which are bound by both, longer
+by what was measured. So does each expert that a step's tokens are sent to (`routing`). Many rows unpack weights of few bits first, and pass all that is no product (norms,
 activations, copies). Attention reads its keys and values and multiplies them; what keeps state instead passes over it as often as the
 runtime does, or multiplies a chunk of tokens with itself and with it (Gated DeltaNet, arXiv 2412.06464, section 3.3). Each layer adds the time to launch it and the attention
 of each sequence, each step what its batch takes to plan. What is asked about without keys has no attention.
 """
 
 import math
+from bisect import bisect_right
 
+from strata_planner.contract.devices import DeviceProfile
 from strata_planner.contract.formats import COMPUTE_TYPE_BYTES, FormatName
-from strata_planner.contract.rows import padded_rows
+from strata_planner.contract.rows import TIMED_ROWS, padded_rows
 from strata_planner.costs.memory import kv_bytes_per_token
 from strata_planner.costs.routing import spread
 from strata_planner.costs.source import Phase, Rates, Timed
@@ -21,6 +23,7 @@ from strata_planner.question.model import LayerShape, Model
 
 # Passes over the state of a sequence that decodes: gathered, decayed, read, added to, read, put back; a processor's cache holds it meanwhile.
 STATE_PASSES, STATE_PASSES_ON_CPU = 10, 4
+_MANY_ROWS = 64  # from which on products reach the rate of many
 
 
 class Roofline:
@@ -64,8 +67,22 @@ def linear_seconds(linear: Linear, format_name: FormatName, rates: Rates, tokens
     if linear.copies > linear.active:
         routed = spread(linear.copies, linear.active, tokens)
         return routed.seconds(2 * tokens * weights / flops, reading, moved / bandwidth) + routed.read[-1] * unpacking
-    multiplying = 2 * (padded_rows(tokens) if on_cpu else tokens) * weights / flops + unpacking
-    return linear.copies * max(multiplying, reading + moved / bandwidth)
+    rows = padded_rows(tokens) if on_cpu else tokens
+    multiplying = 2 * rows * weights / flops + unpacking
+    return (
+        linear.copies * max(multiplying, reading + moved / bandwidth) / _few_rows_efficiency(profile, format_name, rows)
+    )
+
+
+def _few_rows_efficiency(profile: DeviceProfile, format_name: FormatName, rows: int) -> float:
+    """Between the numbers of rows that were timed by their logarithm; one row, and many, are what the rates are from."""
+    found = profile.few_rows_efficiency.get(format_name)
+    if not found or not 1 < rows < _MANY_ROWS:
+        return 1.0
+    known = (1, *TIMED_ROWS, _MANY_ROWS)
+    at = bisect_right(known, rows) - 1
+    low, high = (1.0, *found, 1.0)[at : at + 2]
+    return low + (high - low) * math.log(rows / known[at]) / math.log(known[at + 1] / known[at])
 
 
 def _passing_seconds(layer: LayerShape, rates: Rates, phase: Phase) -> float:

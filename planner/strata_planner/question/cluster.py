@@ -20,6 +20,7 @@ import yaml
 
 from strata_planner.contract.devices import DeviceProfile
 from strata_planner.contract.plan import Place
+from strata_planner.contract.rows import TIMED_ROWS
 from strata_planner.contract.shares import Shares, of_ranks
 from strata_planner.contract.values import ContractError, Value, from_builtins
 from strata_planner.errors import ClusterError
@@ -336,6 +337,11 @@ def _check_profile(type_: str, profile: DeviceProfile) -> None:
         f"unpackedPerSecond of {name} {rate:g}"
         for name, rate in profile.unpacked_per_second.items()
         if not is_positive(rate)
+    ]
+    wrong += [
+        f"fewRowsEfficiency of {name} {list(found)} (one for each of {', '.join(map(str, TIMED_ROWS))} rows)"
+        for name, found in profile.few_rows_efficiency.items()
+        if len(found) != len(TIMED_ROWS) or not all(map(is_positive, found))
     ]
     wrong += [f"packedRows of {name} {rows}" for name, rows in profile.packed_rows.items() if rows < 0]
     not_negative = (

@@ -14,7 +14,7 @@ from strata_runtime.kernels import native_dense
 from strata_runtime.kernels.native_calls import function
 
 _CALL = struct.Struct("17q2d5q")  # `AttentionCall` of kernels/native/calls.h
-_LANES, _WIDEST = 32, 256  # widths of a head: multiples of the one up to the other
+_LANES, _WIDEST = 16, 256  # widths of a head: multiples of the one up to the other
 
 
 @dataclass(frozen=True, eq=False)

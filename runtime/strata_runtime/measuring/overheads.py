@@ -1,6 +1,6 @@
 """What a step of this runtime takes beside its products: launching layers, attention of each sequence, sampling, scheduling, messages.
 
-Called by `measure`. Layers are narrow, so that what does not depend on sizes shows; `rates` takes off what reading their weights takes. They
+Called by `measure`. Layers are narrow, and thin ones so narrow that what does not depend on sizes is most of it; `rates` takes off what reading their weights takes. They
 run as a slot runs them, each step after a pause in which caches go to others; the mean of many runs counts, not the best. What a plan's
 rates are made of is then what a slot does, not what a loop does that nothing disturbs.
 """
@@ -35,6 +35,10 @@ FIELDS: dict[str, Any] = {
     "head_dim": HEAD_DIM,
     "max_position_embeddings": 1024,
 }
+THIN: dict[str, Any] = FIELDS | {
+    "hidden_size": 128,
+    "intermediate_size": 128,
+}  # whose weights are read in a fraction of a launch
 _FEW, _MANY = 1, 8  # sequences
 _SHORT, _LONG = 64, 448  # keys
 _ONE, _PARTS, _WHOLE = (1, 64), (4, 64), (1, 256)  # prompts, and tokens of each
@@ -54,6 +58,12 @@ def take(device: torch.device, compute_type: ComputeType) -> Overheads:
         dense: FormatName = "dense"
         inner = ProfiledStage(model, StageSpec((dense,) * LAYERS, compute_type, cached, 1024), device)
         last = ProfiledStage(model, StageSpec((dense,), compute_type, cached, 1024, head=True, first=LAYERS), device)
+        thin = ProfiledStage(
+            make_shallow(THIN, LAYERS + 1, Path(folder) / "thin"),
+            StageSpec((dense,) * LAYERS, compute_type, cached, 1024),
+            device,
+        )
+        few, several = (each.mean for each in _typical(thin, [_decoding(each, _SHORT) for each in (_FEW, _MANY)]))
         decoding = _typical(inner, [_decoding(*each) for each in ((_FEW, _SHORT), (_MANY, _SHORT), (_MANY, _LONG))])
         one, many, long = (each.mean for each in decoding)
         head = [each.mean.after for each in _typical(last, [_decoding(each, _SHORT) for each in (_FEW, _MANY)])]
@@ -64,7 +74,7 @@ def take(device: torch.device, compute_type: ComputeType) -> Overheads:
     key = 2 * KV_HEADS * HEAD_DIM * COMPUTE_TYPE_BYTES[compute_type]
     per_key = max(0.0, long.layer - many.layer) / (_MANY * (_LONG - _SHORT))
     more = _MANY - _FEW
-    sequence = max(0.0, (many.layer - one.layer) / more - _SHORT * per_key)
+    sequence = max(0.0, (several.layer - few.layer) / more - _SHORT * per_key)
     beside = [each.before + each.after for each in (one, many)]
     # Parts and the whole have the same rows; the keys that a row sees are half of its own prompt's.
     rows, of_a_key = _PARTS[0] * _PARTS[1], 4 * HEADS * HEAD_DIM / 2
@@ -74,8 +84,9 @@ def take(device: torch.device, compute_type: ComputeType) -> Overheads:
     chunk = carrying.layer - many.layer - _CHUNK * (row + attention * of_a_key * _CHUNK)
     of_each = max(0.0, (together[0] - alone[0]) / (together[1] - alone[1]))
     return Overheads(
-        layer=max(0.0, one.layer - sequence - _SHORT * per_key),
-        layer_weights=2 * WIDTH * (HEADS + KV_HEADS) * HEAD_DIM + 3 * WIDTH * INTERMEDIATE,
+        layer=max(0.0, few.layer - sequence - _SHORT * per_key),
+        layer_weights=_weights(THIN),
+        sequences=_MANY,
         step=beside[0] + alone[0] - of_each * alone[1],
         sequence_layer=sequence,
         sequence_step=max(0.0, (beside[1] - beside[0]) / more) + of_each,
@@ -84,10 +95,17 @@ def take(device: torch.device, compute_type: ComputeType) -> Overheads:
         # So little is lost in the launches of a GPU: there prompts are as products are.
         attention_flops_per_second=1 / attention if attention and on_cpu else 0.0,
         row=row if on_cpu else 0.0,
+        row_weights=_weights(FIELDS),
         row_values=4 * WIDTH + 2 * (HEADS + KV_HEADS) * HEAD_DIM + 3 * (WIDTH + INTERMEDIATE),
         chunk=max(0.0, chunk) if on_cpu else 0.0,
         variation=statistics.median(each.variation for each in decoding) if on_cpu else 0.0,
     )
+
+
+def _weights(fields: dict[str, Any]) -> int:
+    """Of a layer's linears."""
+    width: int = fields["hidden_size"]
+    return 2 * width * (HEADS + KV_HEADS) * HEAD_DIM + 3 * width * int(fields["intermediate_size"])
 
 
 class _Carrying(Work):

@@ -1,14 +1,16 @@
 """From what was timed on a device to its rates: the planner's roofline, turned round.
 
 Called by `measure`; `timing` takes the seconds. A linear of `format` at one token took bytes / (bandwidth * decode efficiency), at
-PREFILL_TOKENS operations / (flops * prefill efficiency). Pure: knows no clock, no device and no file.
+PREFILL_TOKENS operations / (flops * prefill efficiency), at a few tokens the longer of the two / few rows' efficiency. Pure: knows no clock, no device
+and no file.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from strata_planner.contract.devices import DeviceProfile
 from strata_planner.contract.formats import COMPUTE_TYPE_BYTES, ComputeType, FormatName, stored_bytes
+from strata_planner.contract.rows import TIMED_ROWS
 
 PREFILL_TOKENS = 256
 SOME_TOKENS = 64  # more than kernels take that multiply packed weights
@@ -16,11 +18,14 @@ SOME_TOKENS = 64  # more than kernels take that multiply packed weights
 
 @dataclass(frozen=True)
 class LinearSeconds:
-    """One linear: at one token with weights beyond the cache, at PREFILL_TOKENS tokens and at SOME_TOKENS."""
+    """One linear: at one token with weights beyond the cache, at PREFILL_TOKENS tokens and at SOME_TOKENS; at TIMED_ROWS, with weights beyond the cache,
+    or at none of these.
+    """
 
     decode: float
     prefill: float
     some: float
+    few: tuple[float, ...] = ()
 
     @property
     def once(self) -> float:
@@ -28,22 +33,33 @@ class LinearSeconds:
         share = SOME_TOKENS / PREFILL_TOKENS
         return min(self.prefill / 2, max(0.0, (self.some - share * self.prefill) / (1 - share)))
 
-    def better(self, other: "LinearSeconds") -> "LinearSeconds":
-        """Figure by figure."""
-        mine, others = (self.decode, self.prefill, self.some), (other.decode, other.prefill, other.some)
-        return LinearSeconds(*map(min, mine, others))
+    def of_rows(self, rows: int) -> float:
+        """At so many, of TIMED_ROWS; no less than at one. Where they were not timed as long as either bound."""
+        if self.few:
+            return max(self.decode, self.few[TIMED_ROWS.index(rows)])
+        return max(self.decode, self.prefill * rows / PREFILL_TOKENS)
+
+    def mean(self, other: "LinearSeconds") -> "LinearSeconds":
+        """Figure by figure; few rows where both were timed."""
+        few = tuple((mine + theirs) / 2 for mine, theirs in zip(self.few, other.few, strict=False))
+        decode, prefill, some = (
+            (getattr(self, name) + getattr(other, name)) / 2 for name in ("decode", "prefill", "some")
+        )
+        return LinearSeconds(decode, prefill, some, few)
 
 
 @dataclass(frozen=True)
 class Overheads:
-    """Seconds: of a layer, reading its `layer_weights` included, and of a step, of each decoding sequence in a layer and in a step, of a
-    sampled row. `attention_bytes_per_second`: at which decoding attention reads keys and values; `attention_flops_per_second`: at which that
-    of prompts multiplies. `row`: of a prompt's token in a layer, its attention left out; `row_values`: inputs and outputs of its linears; `chunk`:
-    what a prompt adds to a layer of decoding sequences beside its rows and its attention. `variation`: of steps alike, their Gini coefficient.
+    """Seconds: of a layer, reading its `layer_weights` included, and of a step, of each decoding sequence in a layer, products of its row included (in the
+    mean of the second to the last of `sequences`), and in a step, of a sampled row. `attention_bytes_per_second`: at which decoding attention reads
+    keys and values; `attention_flops_per_second`: at which that of prompts multiplies. `row`: of a prompt's token in a layer of `row_weights`, its
+    attention left out; `row_values`: inputs and outputs of its linears; `chunk`: what a prompt adds to a layer of decoding sequences beside its rows
+    and its attention. `variation`: of steps alike, their Gini coefficient.
     """
 
     layer: float
     layer_weights: int
+    sequences: int
     step: float
     sequence_layer: float
     sequence_step: float
@@ -51,6 +67,7 @@ class Overheads:
     attention_bytes_per_second: float
     attention_flops_per_second: float
     row: float
+    row_weights: int
     row_values: int
     chunk: float
     variation: float
@@ -80,15 +97,13 @@ class Subject:
     packed_rows: Mapping[FormatName, int] = field(default_factory=dict)
 
 
-def best_of(first: Timings, second: Timings) -> Timings:
-    """The better of two measurements, figure by figure: other programs of the machine only ever add time."""
-    return Timings(
-        features=first.features,
-        bandwidth_bytes_per_second=max(first.bandwidth_bytes_per_second, second.bandwidth_bytes_per_second),
-        flops_per_second=max(first.flops_per_second, second.flops_per_second),
-        float32_flops_per_second=max(first.float32_flops_per_second, second.float32_flops_per_second),
-        linears={name: one.better(second.linears[name]) for name, one in first.linears.items()},
-        overheads=first.overheads,  # differences, which a smaller one of two would not make truer
+def mean_of(first: Timings, second: Timings) -> Timings:
+    """Of two measurements with the same overheads, figure by figure."""
+    rates = ("bandwidth_bytes_per_second", "flops_per_second", "float32_flops_per_second")
+    return replace(
+        first,
+        **{name: (getattr(first, name) + getattr(second, name)) / 2 for name in rates},
+        linears={name: one.mean(second.linears[name]) for name, one in first.linears.items()},
     )
 
 
@@ -109,7 +124,20 @@ def profile_of(subject: Subject, timings: Timings) -> DeviceProfile:
         if most < SOME_TOKENS and timings.linears[name].once
     }
     multiplying = {name: seconds.prefill - unpacking.get(name, 0.0) for name, seconds in timings.linears.items()}
-    passing = beside.row - 2 * beside.layer_weights * multiplying["dense"] / operations
+    # Products of a decoding row, which the roofline counts with those of the others.
+    dense, each = timings.linears["dense"], beside.layer_weights / size**2 / (beside.sequences - 1)
+    row = (dense.of_rows(beside.sequences) - dense.decode) * each
+    few = {
+        name: _few_rows_efficiency(
+            seconds,
+            stored_bytes(name, size, size, subject.compute_type),
+            2 * size * item,
+            subject.packed_rows.get(name),
+        )
+        for name, seconds in timings.linears.items()
+        if seconds.few
+    }
+    passing = beside.row - 2 * beside.row_weights * multiplying["dense"] / operations
     return DeviceProfile(
         type=subject.type,
         memory_bytes=subject.memory_bytes,
@@ -120,7 +148,7 @@ def profile_of(subject: Subject, timings: Timings) -> DeviceProfile:
         prefill_efficiency={name: operations / (flops * seconds) for name, seconds in multiplying.items()},
         layer_overhead_seconds=max(0.0, beside.layer - reading),
         step_overhead_seconds=beside.step,
-        sequence_layer_seconds=beside.sequence_layer,
+        sequence_layer_seconds=max(0.0, beside.sequence_layer - row),
         sequence_step_seconds=beside.sequence_step,
         sampled_row_seconds=beside.sampled_row,
         attention_bytes_per_second=min(beside.attention_bytes_per_second, bandwidth),
@@ -133,4 +161,20 @@ def profile_of(subject: Subject, timings: Timings) -> DeviceProfile:
         threads=subject.threads,
         packed_rows=dict(subject.packed_rows),
         unpacked_per_second={name: size * size / seconds for name, seconds in unpacking.items()},
+        few_rows_efficiency=few,
     )
+
+
+def _few_rows_efficiency(seconds: LinearSeconds, weights: int, row: int, packed: int | None) -> tuple[float, ...]:
+    """What the roofline tells over what was timed, at TIMED_ROWS; more rows never seem to take less. `weights`, `row`: bytes of the weights, and of one
+    row's input and output; `packed`: rows that are multiplied as stored.
+    """
+    unpacks = packed is not None and packed < SOME_TOKENS
+    once = seconds.once if unpacks else 0.0
+    found, longest = [], seconds.decode
+    for rows, timed in zip(TIMED_ROWS, seconds.few, strict=True):
+        reading = seconds.decode * (weights + rows * row) / (weights + row)
+        multiplying = (seconds.prefill - once) * rows / PREFILL_TOKENS + once * (unpacks and rows > (packed or 0))
+        longest = max(longest, timed)
+        found.append(max(reading, multiplying) / longest)
+    return tuple(found)

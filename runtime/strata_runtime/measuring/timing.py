@@ -1,10 +1,12 @@
 """The stopwatch behind `strata_runtime.measuring.measure`: how long products and linears take on this device; beside them `overheads`.
 
-The thin shell of the measurement: it runs the real kernels and notes seconds. Every figure is the best of several rounds, since other
-programs of the machine can only add to it. Knows nothing of rates or rooflines.
+The thin shell of the measurement: it runs the real kernels and notes seconds. Every figure is the middle of several rounds, and the mean of two such
+passes some time apart: memory that other machines of a host share gives more in one moment and less in the next, and a plan is for neither. Knows nothing
+of rates or rooflines.
 """
 
 import copy
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -14,16 +16,20 @@ import torch
 from torch import Tensor, nn
 
 from strata_planner.contract.formats import ComputeType, FormatName
+from strata_planner.contract.rows import TIMED_ROWS
 from strata_runtime.formats import COMPUTE_DTYPES, MAKERS, make_linear, stored_bytes_of
 from strata_runtime.formats.vendor_sums import add_in_float32
 from strata_runtime.loading.blocked import dense_linear
-from strata_runtime.measuring.rates import PREFILL_TOKENS, SOME_TOKENS, LinearSeconds, Overheads, Timings, best_of
+from strata_runtime.measuring.rates import PREFILL_TOKENS, SOME_TOKENS, LinearSeconds, Overheads, Timings, mean_of
 
-ROUNDS = 3
+ROUNDS, TYPICAL_ROUNDS = 3, 5
 ROUND_BUDGET_SECONDS = 0.1  # a slow device gets fewer rounds, never less than one after the warm-up
 CPU_FEATURES = 2048
 CUDA_FEATURES = 8192
 READ_OUTPUTS = 8192  # of a product that all processors of a machine share
+NO_KERNEL_SECONDS = (
+    5e-3  # of a product of one row: a processor that has no kernel of the format, whose few rows are not timed either
+)
 LEAST_WORKING_SET_BYTES = 64 << 20
 MOST_WORKING_SET_BYTES = 256 << 20
 
@@ -31,7 +37,7 @@ MOST_WORKING_SET_BYTES = 256 << 20
 def take(
     device: torch.device, compute_type: ComputeType, beside: Overheads, progress: Callable[[str], None]
 ) -> Timings:
-    """All the times of one device, a few seconds in all: twice, some time apart, and the better of each. `beside`: measured before."""
+    """All the times of one device, a few seconds in all: twice, some time apart, and the mean of each. `beside`: measured before."""
     size = CUDA_FEATURES if device.type == "cuda" else CPU_FEATURES
     dtype = COMPUTE_DTYPES[compute_type]
     add_in_float32(device)
@@ -40,7 +46,7 @@ def take(
         modules: dict[FormatName, nn.Module] = {
             name: make_linear(weight, None, name, dtype) for name in MAKERS if name != "dense"
         }
-        return best_of(*(_take_once(weight, dtype, modules, beside, progress) for _ in range(2)))
+        return mean_of(*(_take_once(weight, dtype, modules, beside, progress) for _ in range(2)))
 
 
 def _take_once(
@@ -84,22 +90,33 @@ def read_together(threads: int) -> float:
 
 
 def best_seconds(calls: Sequence[Callable[[], object]], device: torch.device) -> float:
-    """Seconds of one call, the best of several rounds through all of them."""
+    """Seconds of one call, the best of several rounds through all of them: for choosing between calls."""
+    return min(_rounds(calls, device, ROUNDS))
+
+
+def typical_seconds(calls: Sequence[Callable[[], object]], device: torch.device) -> float:
+    """Seconds of one call, the middle of several rounds through all of them."""
+    return statistics.median(_rounds(calls, device, TYPICAL_ROUNDS))
+
+
+def _rounds(calls: Sequence[Callable[[], object]], device: torch.device, count: int) -> list[float]:
+    """Seconds of a call in each; at least one round, as many more as the budget has room for."""
     calls[0]()
     # One thread's own time leaves out what other programs of a busy machine took; several threads wait for each other in it.
     clock = time.thread_time if device.type == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
-    best, spent = float("inf"), 0.0
-    for _ in range(ROUNDS):
+    found, spent = list[float](), 0.0
+    for _ in range(count):
         _wait(device)
         start = clock()
         for call in calls:
             call()
         _wait(device)
         round_seconds = clock() - start
-        best, spent = min(best, round_seconds / len(calls)), spent + round_seconds
+        found.append(round_seconds / len(calls))
+        spent += round_seconds
         if spent > ROUND_BUDGET_SECONDS:
             break
-    return best
+    return found
 
 
 def _wait(device: torch.device) -> None:
@@ -112,22 +129,30 @@ def _bandwidth(weight: Tensor) -> float:
     token = weight[:1].clone()
     copies = [weight.clone() for _ in range(copies_beyond_cache(weight.nbytes, weight.device))]
     calls = [partial(nn.functional.linear, token, each) for each in copies]
-    return weight.nbytes / best_seconds(calls, weight.device)
+    return weight.nbytes / typical_seconds(calls, weight.device)
 
 
 def _flops(weight: Tensor) -> float:
     """Operations a second of a dense product as this device computes it fastest."""
     tokens = weight[: 2 * PREFILL_TOKENS].clone()
-    seconds = best_seconds([partial(dense_linear(weight, None), tokens)], weight.device)
+    seconds = typical_seconds([partial(dense_linear(weight, None), tokens)], weight.device)
     return 2 * tokens.shape[0] * weight.numel() / seconds
 
 
 def _linear(make: Callable[[], nn.Module], size_bytes: int, tokens: Tensor) -> LinearSeconds:
     """`make` makes one more, with `size_bytes` of its own; tokens: [PREFILL_TOKENS, inputs]."""
     modules = [make() for _ in range(copies_beyond_cache(size_bytes, tokens.device))]
-    decode = best_seconds([partial(each, tokens[:1]) for each in modules], tokens.device)
-    many, some = (best_seconds([partial(modules[0], rows)], tokens.device) for rows in (tokens, tokens[:SOME_TOKENS]))
-    return LinearSeconds(decode, many, some)
+    decode = typical_seconds([partial(each, tokens[:1]) for each in modules], tokens.device)
+    many, some = (
+        typical_seconds([partial(modules[0], rows)], tokens.device) for rows in (tokens, tokens[:SOME_TOKENS])
+    )
+    slow = tokens.device.type != "cpu" or decode > NO_KERNEL_SECONDS
+    few = (
+        []
+        if slow
+        else [typical_seconds([partial(each, tokens[:n]) for each in modules], tokens.device) for n in TIMED_ROWS]
+    )
+    return LinearSeconds(decode, many, some, tuple(few))
 
 
 def copies_beyond_cache(size_bytes: int, device: torch.device) -> int:

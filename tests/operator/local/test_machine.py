@@ -1,6 +1,7 @@
 """This machine as a cluster: GPUs as nvidia-smi lists them, processors shared out, threads and rates filled in."""
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -16,7 +17,7 @@ from tests.operator.fakes import a_plan
 MIB = 1 << 20
 
 
-def a_processor(**changes: float) -> DeviceProfile:
+def a_processor(**changes: Any) -> DeviceProfile:
     return msgspec.structs.replace(catalogue().profile("cpu"), **changes)
 
 
@@ -82,6 +83,20 @@ def test_a_gateway_takes_of_each_slot_where_slots_fill_all_processors() -> None:
     assert told == {2: 1e-5 + 1e-4, 4: 1e-5 + 1e-4, 5: 1e-5}
     gpus = Cluster(nodes=(Node("a", (Device("T4"),)),))
     assert machine.beside_gateway(profile, gpus, 1) == profile
+
+
+def test_more_slots_than_processors_have_a_part_of_the_time_each() -> None:
+    """As many requests keep as many devices busy at once: few have processors for themselves."""
+    profile = a_processor(layer_overhead_seconds=1e-4, unpacked_per_second={"int8": 6e9})
+    three = Cluster(nodes=tuple(Node(name, (Device("cpu", threads=1),)) for name in "abc"))
+    assert machine.in_turns(profile, three, 3, None) == machine.in_turns(profile, three, 2, 2) == profile
+    slowed = machine.in_turns(profile, three, 2, 8)
+    assert slowed.flops_per_second == pytest.approx(profile.flops_per_second * 2 / 3)
+    assert slowed.layer_overhead_seconds == pytest.approx(1.5e-4)
+    assert slowed.unpacked_per_second == pytest.approx({"int8": 4e9})
+    assert machine.in_turns(profile, three, 2, None) == slowed
+    gpus = Cluster(nodes=(Node("a", (Device("T4", count=8),)),))
+    assert machine.in_turns(profile, gpus, 1, None) == profile
 
 
 def test_a_slot_computes_with_the_threads_of_its_devices() -> None:

@@ -104,6 +104,24 @@ def test_a_processor_computes_the_rows_that_steps_are_padded_to(tokens: int) -> 
     assert linear_seconds(linear, "dense", cpu, tokens) == linear_seconds(linear, "dense", gpu, padded_rows(tokens))
 
 
+@given(st.integers(1, 100))
+def test_few_rows_take_longer_by_what_was_measured(rows: int) -> None:
+    plain, few = (
+        dataclasses.replace(rates(few_rows_efficiency=each), name=CPU) for each in ({}, {"dense": (0.8, 0.6, 0.5, 0.9)})
+    )
+    linear = LAYER.linears[0]
+    told = [linear_seconds(linear, "dense", each, rows) for each in (plain, few)]
+    known = {1: 1.0, 2: 0.8, 4: 0.6, 8: 0.5, 16: 0.9}
+    if rows in known or rows >= 64:
+        assert told[0] / told[1] == pytest.approx(known.get(rows, 1.0))
+    else:
+        below = max(each for each in known if each < rows)
+        above = min((each for each in known if each > rows), default=64)
+        ends = (known[below], known.get(above, 1.0))
+        assert min(ends) * (1 - 1e-9) <= told[0] / told[1] <= max(ends) * (1 + 1e-9)
+    assert linear_seconds(linear, "int8", few, rows) == linear_seconds(linear, "int8", plain, rows)
+
+
 def test_many_rows_unpack_weights_once() -> None:
     plain, slow = (
         dataclasses.replace(rates(packed_rows={"int8": 32}, flops_per_second=1e6, unpacked_per_second=each), name=CPU)

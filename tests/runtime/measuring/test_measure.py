@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from strata_planner.contract.devices import DeviceProfile
 from strata_planner.contract.formats import COMPUTE_TYPE_BYTES, ComputeType, FormatName, stored_bytes
+from strata_planner.contract.rows import TIMED_ROWS
 from strata_planner.contract.values import from_json
 from strata_planner.costs.roofline import linear_seconds, row_values
 from strata_planner.costs.source import Rates
@@ -41,7 +42,7 @@ from strata_runtime.measuring.rates import (
     Overheads,
     Subject,
     Timings,
-    best_of,
+    mean_of,
     profile_of,
 )
 from tests.laws import swept
@@ -49,7 +50,7 @@ from tests.laws import swept
 SECONDS = st.floats(1e-6, 1.0)
 
 
-OVERHEADS = Overheads(2e-4, 1000, 1e-4, 1e-5, 2e-5, 5e-6, 5e9, 4e10, 1e-5, 5000, 3e-4, 0.05)
+OVERHEADS = Overheads(2e-4, 1000, 8, 1e-4, 1e-5, 2e-5, 5e-6, 5e9, 4e10, 1e-5, 2000, 5000, 3e-4, 0.05)
 
 
 def some_timings(**changes: object) -> Timings:
@@ -117,10 +118,42 @@ def test_noise_leaves_rates_that_can_be(prefill: float, some: float) -> None:
     assert all(0 < rate < float("inf") for rate in profile.unpacked_per_second.values())
 
 
+@given(
+    few=st.tuples(*[st.floats(1e-5, 1e-2)] * len(TIMED_ROWS)),
+    packed=st.sampled_from([{}, {"int8": 4}, {"int8": 1 << 62}]),
+)
+def test_few_rows_take_what_was_timed_and_more_rows_no_less(
+    few: tuple[float, ...], packed: dict[FormatName, int]
+) -> None:
+    seconds = LinearSeconds(1e-3, 1e-2, 2.5e-3, few)
+    profile = profile_of(
+        Subject("cpu", 1 << 30, 1, "bfloat16", packed_rows=packed),
+        some_timings(linears=dict.fromkeys(MAKERS, seconds)),
+    )
+    rates = Rates(profile, "bfloat16", 16, "cpu")
+    told = [linear_seconds(Linear("up", 2048, 2048), "int8", rates, rows) for rows in TIMED_ROWS]
+    longest = [max(1e-3, *few[: at + 1]) for at in range(len(few))]
+    assert told == pytest.approx(longest, rel=0.01)  # a processor's memory may read faster than this linear did
+
+
+def test_a_sequences_own_seconds_are_without_the_products_of_its_row() -> None:
+    """The roofline counts those, by the model's widths."""
+    linears: dict[FormatName, LinearSeconds] = dict.fromkeys(
+        MAKERS, LinearSeconds(1e-3, 1e-2, 2.5e-3, (1e-3, 1e-3, 2e-3, 3e-3))
+    )
+    weights = int(0.07 * 2048**2)
+    own = dataclasses.replace(OVERHEADS, layer_weights=weights, sequence_layer=1.5e-5)
+    profile = profile_of(Subject("cpu", 1 << 30, 1, "bfloat16"), some_timings(linears=linears, overheads=own))
+    assert profile.sequence_layer_seconds == pytest.approx(1.5e-5 - 1e-3 * 0.07 / 7, rel=1e-3)
+    quick = dataclasses.replace(own, sequence_layer=1e-6)
+    profile = profile_of(Subject("cpu", 1 << 30, 1, "bfloat16"), some_timings(linears=linears, overheads=quick))
+    assert profile.sequence_layer_seconds == 0.0
+
+
 def test_rows_of_prompts_take_what_is_left_beside_their_products() -> None:
     """Of a layer as wide as the measured one a prompt's rows take what was timed."""
     profile = a_profile()
-    product = 2 * OVERHEADS.layer_weights / (profile.flops_per_second * profile.prefill_efficiency["dense"])
+    product = 2 * OVERHEADS.row_weights / (profile.flops_per_second * profile.prefill_efficiency["dense"])
     assert product + OVERHEADS.row_values * 2 / profile.activation_bytes_per_second == pytest.approx(OVERHEADS.row)
     assert profile.chunk_layer_seconds == OVERHEADS.chunk
     quick = dataclasses.replace(OVERHEADS, row=0.0)
@@ -134,10 +167,14 @@ def test_no_decode_efficiency_is_above_one() -> None:
     assert max(profile.decode_efficiency.values()) == 1.0
 
 
-def test_the_better_of_two_measurements_is_taken_figure_by_figure() -> None:
-    fast: dict[FormatName, LinearSeconds] = dict.fromkeys(MAKERS, LinearSeconds(decode=5e-4, prefill=2e-2, some=2e-3))
-    best = best_of(some_timings(flops_per_second=1.0), some_timings(linears=fast))
-    assert best == some_timings(linears=dict.fromkeys(MAKERS, LinearSeconds(decode=5e-4, prefill=1e-2, some=2e-3)))
+def test_the_mean_of_two_measurements_is_taken_figure_by_figure() -> None:
+    """Of few rows that one of them did not time nothing is known."""
+    few = (1e-3, 2e-3, 3e-3, 4e-3)
+    fast: dict[FormatName, LinearSeconds] = dict.fromkeys(MAKERS, LinearSeconds(5e-4, 2e-2, 2e-3, few))
+    mean = mean_of(some_timings(flops_per_second=3e11), some_timings(linears=fast))
+    assert mean.flops_per_second == pytest.approx(3.5e11)
+    assert mean.linears["dense"] == LinearSeconds(pytest.approx(7.5e-4), pytest.approx(1.5e-2), pytest.approx(2.25e-3))
+    assert mean_of(some_timings(linears=fast), some_timings(linears=fast)).linears["dense"].few == pytest.approx(few)
 
 
 def test_a_kept_profile_comes_back_for_the_same_key_only(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ STRATA_API void strata_attend(const AttentionCall* call) {
 #if STRATA_X86
   const Span* spans = reinterpret_cast<const Span*>(call->spans);
   const int64_t group = call->heads / call->kv_heads;
-  const auto attend = cpu_level() == Level::avx512 ? attend_avx512 : attend_avx2;
+  const auto attend = cpu_level() == Level::avx512 && call->width % kPairsOfLanes == 0 ? attend_avx512 : attend_avx2;
   // Piece by piece in turn, so that each thread has as many of the late ones, which see more.
   parallel_for(static_cast<int>(call->threads), call->threads, 1, [&](int64_t begin, int64_t end) {
     int64_t piece = 0;

@@ -9,7 +9,8 @@
 #if STRATA_X86
 namespace strata {
 
-constexpr int kRows = 96;  // queries at once
+constexpr int kRows = 96;          // queries at once
+constexpr int kPairsOfLanes = 32;  // columns that AVX-512 takes at once; of heads of other widths AVX2 takes 16
 
 struct Span {
   int64_t row, start, length, pages;
