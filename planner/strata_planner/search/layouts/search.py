@@ -257,8 +257,8 @@ class _Solver:
         """Of the `count` best layouts, with their splits proven as far as there is time. Raises InfeasibleError where no offered layout holds the model."""
         if not self._found:
             raise InfeasibleError([f"no part of the cluster holds {self._request.model_uri} with a sequence of its KV"])
-        both = [way for each in self._found[:count] for way in (each, self._turned(each))]
-        full = [self._filled(each) for place, each in enumerate(both) if each not in both[:place]]
+        both = [way for each in self._found[:count] for way in (each, self._turned(each, latest))]
+        full = [self._filled(each, latest) for place, each in enumerate(both) if each not in both[:place]]
         solved = [
             (self._proven(each.dealt, latest) if proves else self._with_kept(each.dealt), each.score) for each in full
         ]
@@ -281,21 +281,30 @@ class _Solver:
     def _value(self, found: Sequence[SolvedReplica], score: float) -> float:
         return value_of(self._request, found) if self._goal == goal_of(self._request) else score
 
-    def _turned(self, found: "_Found") -> "_Found":
+    def _is_over(self, latest: float) -> bool:
+        over = time.monotonic() >= latest
+        self._genetic.was_cut |= over
+        return over
+
+    def _turned(self, found: "_Found", latest: float) -> "_Found":
         """With the ring of each replica begun at another of its stages, or gone round the other way, where that is better: hops are the same all around, and the
         search has looked at one beginning. What the first and the last stage hold besides layers is not the same for all devices.
         """
         best = found
         for place, (key, replica) in enumerate(() if self._genetic.pipelines.only else found.dealt):
             for turn in _turns(key.groups):
+                if self._is_over(latest):
+                    return best
                 turned = key._replace(groups=tuple(key.groups[at] for at in turn))
                 best = self._with(best, place, turned, tuple(replica.order[at] for at in turn)) or best
         return best
 
-    def _filled(self, found: "_Found") -> "_Found":
+    def _filled(self, found: "_Found", latest: float) -> "_Found":
         """With as many sequences in flight more as make it better: between two rungs of the ladder nobody has looked."""
         best = found
         for place in range(len(found.dealt)):
+            if self._is_over(latest):
+                return best
             low, high = 0, min(self._free(best), self._to_the_next_rung(best.dealt[place][0].share))
             for _ in range(_FILLS):
                 more = (low + high + 1) // 2
@@ -336,7 +345,9 @@ class _Solver:
     def _proven(self, dealt: Sequence[tuple["_Key", SolvedReplica]], latest: float) -> tuple[SolvedReplica, ...]:
         """With those that are kept; alike replicas are solved once."""
         for key, replica in dealt:
-            if key not in self._exactly:
+            if key not in self._exactly and self._is_over(latest):
+                self._exactly[key] = replica
+            elif key not in self._exactly:
                 left = max(_LEAST_SECONDS, (latest - time.monotonic()) / len(dealt))
                 self._exactly[key], in_time = solved_in_time(replace(self._request, time_limit_seconds=left), replica)
                 self._genetic.was_cut |= not in_time
