@@ -34,7 +34,7 @@ MASK_BYTES, MASK_ROWS = 4 << 20, 256
 FEWEST_KEYS, WIDE = 64, 256  # keys of scores written out are padded to powers of two between these, beyond to multiples
 WRITTEN_OUT = frozenset({"bloom", "gemma2", "gpt_oss"})  # architectures whose attention is not torch's own
 # Widths of a head that the native library attends with, on processors for which it packs 16-bit weights: multiples of the one up to the other.
-HEAD_LANES, WIDEST_HEAD = 32, 256
+HEAD_LANES, WIDEST_HEAD = 16, 256
 EXPERT_ROWS = 128
 STATE_TOKENS = 256  # of one sequence that pass a layer with state at once (model.mixers)
 CONVERTED_AT_A_TIME = 1 << 21
