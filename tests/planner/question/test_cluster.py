@@ -196,6 +196,14 @@ def test_without_a_default_link_every_pair_of_nodes_needs_one() -> None:
     [
         ({"bandwidthBytesPerSecond": -1.0}, "bandwidth_bytes_per_second -1"),
         ({"packedRows": {"int4": -2}}, "packedRows of int4 -2"),
+        (
+            {"fewRowsEfficiency": {"dense": [0.9, 0.8]}},
+            r"fewRowsEfficiency of dense \[0.9, 0.8\] \(one for each of 2, 4, 8, 16 rows\)",
+        ),
+        (
+            {"fewRowsEfficiency": {"any4": [0.9, 0.8, 0.0, 1.0]}},
+            r"fewRowsEfficiency of any4 \[0.9, 0.8, 0.0, 1.0\] \(one .* rows\)",
+        ),
     ],
 )
 def test_a_profile_with_impossible_rates_is_refused(profile: dict[str, Any], wrong: str) -> None:
