@@ -241,7 +241,7 @@ def show(ran: Sequence[Ran]) -> None:
 def measure(how_many: int, only: int | None) -> list[Row]:
     ran = []
     with tempfile.TemporaryDirectory() as folder:
-        for each in deployments(how_many):
+        for each in deployments(how_many if only is None else only + 1):
             if only is None or each.number == only:
                 ran.append(see(each, Path(folder)))
                 show(ran[-1:])

@@ -78,7 +78,7 @@ def plan_request(model: Path, shares: Sequence[float], load: Workload = SHORT) -
     """A node for each share of a core."""
     memory = 400_000_000
     nodes = tuple(Node(name, (Device("cpu", memory_bytes=memory, threads=1),)) for name in "abcd"[: len(shares)])
-    measured = with_measured_rates(Cluster(nodes))
+    measured = with_measured_rates(Cluster(nodes), 1)  # of a whole core: shares are taken of that
     nodes = tuple(
         Node(node.name, (structs.replace(node.devices[0], profile=_fields(measured, at, share)),))
         for at, (node, share) in enumerate(zip(nodes, shares, strict=True))

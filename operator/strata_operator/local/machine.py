@@ -92,7 +92,9 @@ def with_measured_rates(cluster: Cluster, in_flight: int | None = None, *, fresh
 
 
 def in_turns(profile: DeviceProfile, cluster: Cluster, processors: int, in_flight: int | None) -> DeviceProfile:
-    """Where more threads want to compute than there are processors, each device has its part of the time."""
+    """Where more threads want to compute than there are processors, each device has its part of the time: of all devices of the cluster, which a plan may
+    leave idle in part. A request keeps one device of a stage's group busy, or all of them: then it is told too fast.
+    """
     devices = [device for node in cluster.nodes for device in node.devices if device.type == CPU]
     wanting = sum(device.count * max(1, device.threads) for device in devices)
     if in_flight is not None:

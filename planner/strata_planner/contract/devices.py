@@ -33,8 +33,8 @@ class DeviceProfile(Value, frozen=True):
     `source`: "published: <where>" or "measured".
     A format that is absent from the efficiencies cannot run on this device. `packed_rows`: up to so many tokens a processor multiplies weights
     of the format as they are stored, by kernels that keep no memory; a format that is absent: by the runtime's own limits. `unpacked_per_second`:
-    weights that more tokens have to unpack first; a format that is absent: as part of its prefill efficiency. `few_rows_efficiency`: products of
-    `contract.rows.TIMED_ROWS` rows are slower than either bound by this share, being bound by both, or by kernels of their own; absent: no slower.
+    weights that more tokens have to unpack first; a format that is absent: as part of its prefill efficiency. `few_rows_efficiency`: the share
+    of the longer bound's rate that products of `contract.rows.TIMED_ROWS` rows reach, being bound by both, or by kernels of their own; absent: all of it.
     """
 
     type: str

@@ -1,7 +1,7 @@
 """Seconds by a roofline over a device's profile: the source that answers where nothing was measured.
 
 A linear takes max(operations / rate, bytes / bandwidth), on a processor of as many rows as steps are padded to; few rows, which are bound by both, longer
-by what was measured. So does each expert that a step's tokens are sent to (`routing`). Many rows unpack weights of few bits first, and pass all that is no product (norms,
+by what was measured. Each expert takes the same, without what was measured of few rows, that a step's tokens are sent to (`routing`). Many rows unpack weights of few bits first, and pass all that is no product (norms,
 activations, copies). Attention reads its keys and values and multiplies them; what keeps state instead passes over it as often as the
 runtime does, or multiplies a chunk of tokens with itself and with it (Gated DeltaNet, arXiv 2412.06464, section 3.3). Each layer adds the time to launch it and the attention
 of each sequence, each step what its batch takes to plan. What is asked about without keys has no attention.
@@ -58,20 +58,26 @@ def linear_seconds(linear: Linear, format_name: FormatName, rates: Rates, tokens
     flops = rates.flops_per_second * profile.prefill_efficiency[format_name]
     bandwidth = rates.reading(format_name)
     weights = linear.out_features * linear.in_features
-    on_cpu = rates.name == CPU
-    unpacking = 0.0
-    if tokens > profile.packed_rows.get(format_name, PACKED_ROWS[format_name]):
-        unpacking = weights / profile.unpacked_per_second.get(format_name, math.inf)
     reading = linear.weight_bytes(format_name, rates.compute_type) / bandwidth
-    moved = tokens * (linear.in_features + linear.out_features) * COMPUTE_TYPE_BYTES[rates.compute_type]
+    row_moved = (linear.in_features + linear.out_features) * COMPUTE_TYPE_BYTES[rates.compute_type] / bandwidth
+    packed = profile.packed_rows.get(format_name, PACKED_ROWS[format_name])
+    unpacked = weights / profile.unpacked_per_second.get(format_name, math.inf)
+    unpacking = unpacked if tokens > packed else 0.0
     if linear.copies > linear.active:
         routed = spread(linear.copies, linear.active, tokens)
-        return routed.seconds(2 * tokens * weights / flops, reading, moved / bandwidth) + routed.read[-1] * unpacking
-    rows = padded_rows(tokens) if on_cpu else tokens
-    multiplying = 2 * rows * weights / flops + unpacking
-    return (
-        linear.copies * max(multiplying, reading + moved / bandwidth) / _few_rows_efficiency(profile, format_name, rows)
-    )
+        return routed.seconds(2 * tokens * weights / flops, reading, tokens * row_moved) + routed.read[-1] * unpacking
+
+    def of(tokens: int, rows: int) -> float:
+        multiplying = 2 * rows * weights / flops + (unpacked if tokens > packed else 0.0)
+        return max(multiplying, reading + tokens * row_moved) / _few_rows_efficiency(profile, format_name, rows)
+
+    rows = padded_rows(tokens) if rates.name == CPU else tokens
+    seconds = of(tokens, rows)
+    if (
+        format_name in profile.few_rows_efficiency
+    ):  # more rows take no less, however quick the next number that was timed
+        seconds = max(seconds, *(of(each, each) for each in (1, *TIMED_ROWS) if each < rows), 0.0)
+    return linear.copies * seconds
 
 
 def _few_rows_efficiency(profile: DeviceProfile, format_name: FormatName, rows: int) -> float:

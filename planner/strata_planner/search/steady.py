@@ -93,7 +93,9 @@ def long_rounds(load: Load, decoding: Floats, prompt_steps: Floats) -> tuple[Flo
 
 
 def least_share(stages: StageSteps) -> Floats:
-    """[loads] The share of a chunk with which each of its tokens takes the slowest stage twice as long as in the whole chunk; 0 where no smaller one does."""
+    """[loads] The share of a chunk with which each of its tokens takes twice as long as in the whole chunk, of stages as slow as the slowest; 0 where no
+    smaller one does.
+    """
     begun, added = stages.begun.max(axis=0), np.maximum(stages.prompts.max(axis=0), 1e-12)
     share: Floats = begun / (added + begun)
     return share
@@ -103,14 +105,15 @@ def kept_short(
     load: Load, decoding: Floats, alone: Floats, added: Floats, begun: Floats, least: Floats | float
 ) -> Floats:
     """The share of a chunk that steps take of prompts, so that streams keep their pace (contract.steps, `Pace`). `alone`: seconds of the slowest stage in
-    a step that only decodes; `added`: what a whole chunk adds to it, `begun`: any chunk. `least`: the share below which none goes.
+    a step that only decodes; `added`: what a whole chunk adds to it, `begun`: any chunk. `least`: the share below which none goes. The pace knows tokens to
+    be as dear as they were in the chunks that it saw, small ones.
 
     A prompt counts itself and those that wait beside it. Steps under way that no stream is left for take what the pace allows; the others at least
     some more than the workload brings. Where nothing decodes meanwhile nothing is kept short.
     """
     others = decoding * (load.in_flight - 1) / load.in_flight
     waiting = load.in_flight - others
-    pace = np.maximum(0.0, STREAMS_PART * waiting * alone - begun) / np.maximum(added - begun, 1e-12)
+    pace = STREAMS_PART * waiting * alone / np.maximum(added + begun, 1e-12)
     carried = np.minimum(load.micro_batches, np.maximum(others, 1e-12))
     rows = others / carried
     pace = np.maximum(pace, np.maximum(least, FEWEST_TOKENS * load.prompt_steps / load.prompt_tokens))

@@ -125,8 +125,8 @@ def profile_of(subject: Subject, timings: Timings) -> DeviceProfile:
     }
     multiplying = {name: seconds.prefill - unpacking.get(name, 0.0) for name, seconds in timings.linears.items()}
     # Products of a decoding row, which the roofline counts with those of the others.
-    dense, each = timings.linears["dense"], beside.layer_weights / size**2 / (beside.sequences - 1)
-    row = (dense.of_rows(beside.sequences) - dense.decode) * each
+    dense, part = timings.linears["dense"], beside.layer_weights / size**2 / (beside.sequences - 1)
+    row = (dense.of_rows(beside.sequences) - dense.decode) * part
     few = {
         name: _few_rows_efficiency(
             seconds,
@@ -146,7 +146,7 @@ def profile_of(subject: Subject, timings: Timings) -> DeviceProfile:
         float32_flops_per_second=timings.float32_flops_per_second,
         decode_efficiency={name: rate / bandwidth for name, rate in read.items()},
         prefill_efficiency={name: operations / (flops * seconds) for name, seconds in multiplying.items()},
-        layer_overhead_seconds=max(0.0, beside.layer - reading),
+        layer_overhead_seconds=max(0.0, beside.layer - reading + min(row, beside.sequence_layer)),
         step_overhead_seconds=beside.step,
         sequence_layer_seconds=max(0.0, beside.sequence_layer - row),
         sequence_step_seconds=beside.sequence_step,

@@ -1,6 +1,6 @@
 """The stopwatch behind `strata_runtime.measuring.measure`: how long products and linears take on this device; beside them `overheads`.
 
-The thin shell of the measurement: it runs the real kernels and notes seconds. Every figure is the middle of several rounds, and the mean of two such
+The thin shell of the measurement: it runs the real kernels and notes seconds. Every figure of one device is the middle of several rounds, and the mean of two such
 passes some time apart: memory that other machines of a host share gives more in one moment and less in the next, and a plan is for neither. Knows nothing
 of rates or rooflines.
 """
@@ -146,10 +146,10 @@ def _linear(make: Callable[[], nn.Module], size_bytes: int, tokens: Tensor) -> L
     many, some = (
         typical_seconds([partial(modules[0], rows)], tokens.device) for rows in (tokens, tokens[:SOME_TOKENS])
     )
-    slow = tokens.device.type != "cpu" or decode > NO_KERNEL_SECONDS
+    untimed = tokens.device.type != "cpu" or decode > NO_KERNEL_SECONDS
     few = (
         []
-        if slow
+        if untimed
         else [typical_seconds([partial(each, tokens[:n]) for each in modules], tokens.device) for n in TIMED_ROWS]
     )
     return LinearSeconds(decode, many, some, tuple(few))

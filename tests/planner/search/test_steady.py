@@ -208,14 +208,17 @@ pipelines = st.tuples(
 )
 
 
-@given(pipelines, st.floats(1.1, 4.0), st.integers(0, 4))
+@given(pipelines, st.floats(1.1, 4.0), st.integers(0, 4), st.sampled_from([0.0, FIXED, 16 * FIXED]))
 def test_quicker_stages_and_links_are_never_worse(
-    pipeline: tuple[list[float], int, int, int, int], factor: float, place: int
+    pipeline: tuple[list[float], int, int, int, int], factor: float, place: int, begun: float
 ) -> None:
+    """Hardly, where any prompt reads nearly all experts: which of unlike stages is the slowest then differs by its tokens."""
     speeds, *load = pipeline
     quicker = [speed * factor if at == place else speed for at, speed in enumerate(speeds)]
-    slow, fast = told(speeds, *load, hop=Hop(0.5, 0.01)), told(quicker, *load, hop=Hop(0.25, 0.005))
-    assert float(fast.requests_per_second[0]) >= float(slow.requests_per_second[0]) * (1 - 0.01)
+    slow = told(speeds, *load, hop=Hop(0.5, 0.01), begun=begun)
+    fast = told(quicker, *load, hop=Hop(0.25, 0.005), begun=begun)
+    worse = 0.08 if begun else 0.01
+    assert float(fast.requests_per_second[0]) >= float(slow.requests_per_second[0]) * (1 - worse)
 
 
 @given(pipelines)

@@ -145,6 +145,10 @@ def test_a_sequences_own_seconds_are_without_the_products_of_its_row() -> None:
     own = dataclasses.replace(OVERHEADS, layer_weights=weights, sequence_layer=1.5e-5)
     profile = profile_of(Subject("cpu", 1 << 30, 1, "bfloat16"), some_timings(linears=linears, overheads=own))
     assert profile.sequence_layer_seconds == pytest.approx(1.5e-5 - 1e-3 * 0.07 / 7, rel=1e-3)
+    reading = 1e-3 * weights * 2 / (2048**2 * 2 + 2 * 2048 * 2)
+    assert profile.layer_overhead_seconds == pytest.approx(
+        2e-4 - reading + 1e-3 * 0.07 / 7, rel=1e-3
+    )  # which had its row's
     quick = dataclasses.replace(own, sequence_layer=1e-6)
     profile = profile_of(Subject("cpu", 1 << 30, 1, "bfloat16"), some_timings(linears=linears, overheads=quick))
     assert profile.sequence_layer_seconds == 0.0

@@ -186,7 +186,7 @@ class Columns:
 
 
 class _Size(NamedTuple):
-    """What a micro-batch costs on a stage, [widths] each: seconds of a layer, seconds beside the layers; `rooms`, [unlike devices, widths]: bytes that are
+    """What a micro-batch costs on a stage, [widths] each: seconds of a layer, `begun` as StageTable's, seconds beside the layers; `rooms`, [unlike devices, widths]: bytes that are
     there for layers.
     """
 
