@@ -65,7 +65,7 @@ def _beside_memories(beside: Sequence[Processors], min_stages: int) -> Device:
 
 def with_threads(cluster: Cluster) -> Cluster:
     """CPU devices that name no threads share the cores of this machine evenly."""
-    count = sum(device.count for node in cluster.nodes for device in node.devices if device.type == CPU)
+    count = sum(device.count for device in _processor_devices(cluster))
     share = max(1, cores() // max(1, count))
 
     def fill(device: Device) -> Device:
@@ -95,8 +95,7 @@ def in_turns(profile: DeviceProfile, cluster: Cluster, processors: int, in_fligh
     """Where more threads want to compute than there are processors, each device has its part of the time: of all devices of the cluster, which a plan may
     leave idle in part. A request keeps one device of a stage's group busy, or all of them: then it is told too fast.
     """
-    devices = [device for node in cluster.nodes for device in node.devices if device.type == CPU]
-    wanting = sum(device.count * max(1, device.threads) for device in devices)
+    wanting = _threads(_processor_devices(cluster))
     if in_flight is not None:
         wanting = min(wanting, in_flight * max(1, profile.threads))
     return profile.slowed(processors / wanting) if wanting > processors else profile
@@ -104,12 +103,21 @@ def in_turns(profile: DeviceProfile, cluster: Cluster, processors: int, in_fligh
 
 def beside_gateway(profile: DeviceProfile, cluster: Cluster, processors: int) -> DeviceProfile:
     """Where slots fill all processors, the gateway works on theirs: each slot loses its share of what every token takes there."""
-    slots = [device for node in cluster.nodes for device in node.devices if device.type == CPU]
+    slots = _processor_devices(cluster)
     count = sum(device.count for device in slots)
-    if not count or sum(device.count * max(1, device.threads) for device in slots) < processors:
+    if not count or _threads(slots) < processors:
         return profile
     seconds = profile.sequence_step_seconds + profile.gateway_token_seconds / count
     return msgspec.structs.replace(profile, sequence_step_seconds=seconds)
+
+
+def _processor_devices(cluster: Cluster) -> list[Device]:
+    return [device for node in cluster.nodes for device in node.devices if device.type == CPU]
+
+
+def _threads(devices: Iterable[Device]) -> int:
+    """That want to compute at once."""
+    return sum(device.count * max(1, device.threads) for device in devices)
 
 
 def check_threads(cluster: Cluster) -> None:

@@ -72,12 +72,9 @@ def linear_seconds(linear: Linear, format_name: FormatName, rates: Rates, tokens
         return max(multiplying, reading + tokens * row_moved) / _few_rows_efficiency(profile, format_name, rows)
 
     rows = padded_rows(tokens) if rates.name == CPU else tokens
-    seconds = of(tokens, rows)
-    if (
-        format_name in profile.few_rows_efficiency
-    ):  # more rows take no less, however quick the next number that was timed
-        seconds = max(seconds, *(of(each, each) for each in (1, *TIMED_ROWS) if each < rows), 0.0)
-    return linear.copies * seconds
+    # More rows take no less, however quick the next number is that was timed.
+    fewer = [each for each in (1, *TIMED_ROWS) if each < rows] if format_name in profile.few_rows_efficiency else []
+    return linear.copies * max([of(tokens, rows), *(of(each, each) for each in fewer)])
 
 
 def _few_rows_efficiency(profile: DeviceProfile, format_name: FormatName, rows: int) -> float:

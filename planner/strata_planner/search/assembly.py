@@ -101,7 +101,7 @@ def assemble(
         max_step_tokens=pricer.max_step_tokens(found.candidate.pair),
         count=found.candidate.pair.count,
         prompts_per_token=request.workload.prompt_tokens / request.workload.output_tokens,
-        least_prompt_tokens=least_prompt_tokens(pricer, found),
+        least_prompt_tokens=least_prompt_tokens(pricer, found, steps),
     )
     return Plan(
         version=PLAN_VERSION,

@@ -40,9 +40,9 @@ def steps_of(pricer: Pricer, found: Found) -> Problem:
     return found.problem if pricer.steady else Pricer(replace(pricer.request, solver="auto")).problem(found.candidate)
 
 
-def least_prompt_tokens(pricer: Pricer, found: Found) -> int:
-    """The plan's `MicroBatch.least_prompt_tokens`."""
-    stages = _stage_steps(pricer, found)
+def least_prompt_tokens(pricer: Pricer, found: Found, steps: Problem) -> int:
+    """The plan's `MicroBatch.least_prompt_tokens`; `steps`: as `steps_of` has it."""
+    stages = _stage_steps(pricer, found, steps)
     return math.ceil(float(least_share(stages)[0]) * pricer.prompts(found.candidate.pair).rows)
 
 
@@ -53,12 +53,12 @@ def _steady(pricer: Pricer, found: Found) -> Steady:
     told = (load.concurrency, batches, steps_under_way(pair.count, count), pricer.prompts(pair).steps)
     in_flight, cut, under, steps = (np.array([float(each)]) for each in told)
     lengths = (load.output_tokens, load.prompt_tokens, load.prompt_variation)
-    return steady(_stage_steps(pricer, found), Load(in_flight, cut, under, steps, *lengths))
+    return steady(_stage_steps(pricer, found, steps_of(pricer, found)), Load(in_flight, cut, under, steps, *lengths))
 
 
-def _stage_steps(pricer: Pricer, found: Found) -> StageSteps:
+def _stage_steps(pricer: Pricer, found: Found, problem: Problem) -> StageSteps:
     """With arrays of one load."""
-    pair, problem, counts = found.candidate.pair, steps_of(pricer, found), found.solution.counts
+    pair, counts = found.candidate.pair, found.solution.counts
     times = np.array(problem.all_seconds(counts))
     hops = np.array([each.transfer_seconds for each in problem.stages])
     latency = np.array([[each.latency_seconds] for each in problem.stages])

@@ -27,9 +27,8 @@ ROUND_BUDGET_SECONDS = 0.1  # a slow device gets fewer rounds, never less than o
 CPU_FEATURES = 2048
 CUDA_FEATURES = 8192
 READ_OUTPUTS = 8192  # of a product that all processors of a machine share
-NO_KERNEL_SECONDS = (
-    5e-3  # of a product of one row: a processor that has no kernel of the format, whose few rows are not timed either
-)
+# Of a product of one row, from which on a processor has no kernel of the format: its few rows are not timed either.
+NO_KERNEL_SECONDS = 5e-3
 LEAST_WORKING_SET_BYTES = 64 << 20
 MOST_WORKING_SET_BYTES = 256 << 20
 

@@ -420,16 +420,13 @@ class Pricer:
         if key not in self._begun:
             found: dict[int, dict[int, float]] = {}
             for shape, run in self._run_of_shape.items():
-                chosen = any(each.copies > each.active for at in self._unit(run) for each in self._layer(at).linears)
+                chosen = any(each.copies > each.active for layer in self._shards(run, ALL) for each in layer.linears)
                 found[shape] = {
                     bits: steady.begun(partial(self._phase_seconds, run, group, bits), pair) if chosen else 0.0
                     for bits in self._units_seconds(group, pair)[shape]
                 }
             self._begun[key] = tuple(found[shape] for shape in self._run_shapes)
         return self._begun[key]
-
-    def _layer(self, index: int) -> LayerShape:
-        return self.request.model.layers[index]
 
     def formats(self, group: DeviceGroup) -> Mapping[int, FormatName]:
         """Bits -> the format in which these devices store them."""

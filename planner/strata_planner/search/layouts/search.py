@@ -345,9 +345,11 @@ class _Solver:
     def _proven(self, dealt: Sequence[tuple["_Key", SolvedReplica]], latest: float) -> tuple[SolvedReplica, ...]:
         """With those that are kept; alike replicas are solved once."""
         for key, replica in dealt:
-            if key not in self._exactly and self._is_over(latest):
+            if key in self._exactly:
+                continue
+            if self._is_over(latest):
                 self._exactly[key] = replica
-            elif key not in self._exactly:
+            else:
                 left = max(_LEAST_SECONDS, (latest - time.monotonic()) / len(dealt))
                 self._exactly[key], in_time = solved_in_time(replace(self._request, time_limit_seconds=left), replica)
                 self._genetic.was_cut |= not in_time
