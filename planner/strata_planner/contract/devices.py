@@ -32,7 +32,8 @@ class DeviceProfile(Value, frozen=True):
     `node_devices`: those that share it, which is counted when a cluster is read, whatever a file says.
     `source`: "published: <where>" or "measured".
     A format that is absent from the efficiencies cannot run on this device. `packed_rows`: up to so many tokens a processor multiplies weights
-    of the format as they are stored, by kernels that keep no memory; a format that is absent: by the runtime's own limits. `unpacked_per_second`:
+    of the format as they are stored, by kernels that keep no memory; a format that is absent: by the runtime's own limits. `pads_rows`: whether a
+    processor's steps have as few numbers of rows as `contract.rows` says, for kernels that are kept for each. `unpacked_per_second`:
     weights that more tokens have to unpack first; a format that is absent: as part of its prefill efficiency. `few_rows_efficiency`: the share
     of the longer bound's rate that products of `contract.rows.TIMED_ROWS` rows reach, being bound by both, or by kernels of their own; absent: all of it.
     """
@@ -61,6 +62,7 @@ class DeviceProfile(Value, frozen=True):
     node_devices: int = 1
     threads: int = 0  # CPU devices: threads the numbers were measured with
     packed_rows: dict[FormatName, int] = msgspec.field(default_factory=dict)
+    pads_rows: bool = True
     unpacked_per_second: dict[FormatName, float] = msgspec.field(default_factory=dict)
     few_rows_efficiency: dict[FormatName, tuple[float, ...]] = msgspec.field(default_factory=dict)
 

@@ -1,7 +1,8 @@
-"""How many rows a processor's products have: steps are padded to few numbers of them.
+"""How many rows a processor's products have: where oneDNN multiplies, steps are padded to few numbers of them.
 
 oneDNN compiles and keeps a kernel for every number of rows of every linear, 0.7 MB each: steps of ever new sizes would fill the
-memory. The runtime pads by this rule, the planner counts kernels by it.
+memory. The runtime pads by this rule, the planner counts kernels by it. Where it does not multiply 16 bits nothing is kept, and nothing is padded
+(`DeviceProfile.pads_rows`).
 """
 
 from bisect import bisect_left

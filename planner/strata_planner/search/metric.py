@@ -4,7 +4,7 @@ Called by the searches, by replanning and by the table of alternatives, so that 
 
 throughput  tokens a second; what `qualityWeight` takes for bits is taken from them
 latency     seconds of a request, from its prompt to its last token, all of the load there at once: what finds no place waits its turn
-cost        money for a million tokens
+cost        money for a million tokens; what finds no place waits its turn here too, and counts as often
 slo         the share of requests that are in time; of plans that are in time for all or for none, what could be served decides
 
 Where one pipeline is asked for (the solvers `pipeline`, `exact` and `transfer`) it is LLM-PQ's objective, in seconds of the batch.
@@ -54,7 +54,7 @@ class Metric:
             case "slo":
                 return self._in_time(prediction)
             case "cost" if hourly_cost:
-                return -hourly_cost / 3600 / self._tokens_per_second(prediction, sequences) * 1e6
+                return -turns * hourly_cost / 3600 / self._tokens_per_second(prediction, sequences) * 1e6
             case _:
                 return self._tokens_per_second(prediction, sequences)
 
@@ -67,7 +67,7 @@ class Metric:
             case "latency":
                 return Stated(-value, f"s a request{on}", "less")
             case "cost":
-                return Stated(-value, f"for 1M tokens{on}", "less")
+                return Stated(-value, f"for 1M tokens, times the turns of the load{on}", "less")
             case "slo":
                 return Stated(min(1.0, max(0.0, value)), IN_TIME, "more")
             case _:

@@ -5,6 +5,7 @@ limit's.
 """
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -39,7 +40,7 @@ __all__ = ["PlanOutcome", "PlanRequest", "make_plan"]
 IDLE = "devices stay idle: they would not help this goal"
 _PROVEN_GAP = 1e-5  # what is left between a plan and its bound when nothing better is to be found
 _PROVEN_DEVICES = 6  # with so many, one pipeline of them is proven within a second or two
-_PROOF_SECONDS = 10.0
+_PROOF_SECONDS, _LEAST_PROOF_SECONDS = 10.0, 0.5
 _ENDS: dict[StopReason, SearchEnd] = {
     StopReason.PROVED: "proved",
     StopReason.TIME_LIMIT: "timeLimit",
@@ -90,7 +91,7 @@ def _searched(request: PlanRequest, hints: Sequence[Plan], watch: Watch, *, quic
     """Replicas; and beside them, where the devices are few, the pipeline that is proven to be the least by LLM-PQ's objective. Cut by the clock if any
     part of it was.
     """
-    pool = Pool(request.cluster)
+    started, pool = time.monotonic(), Pool(request.cluster)
     alone = replace(request, solver="pipeline", objective=Objective(), tensor_parallel=(1,))
     if not pool.classes:
         raise InfeasibleError(reasons(alone))
@@ -106,7 +107,8 @@ def _searched(request: PlanRequest, hints: Sequence[Plan], watch: Watch, *, quic
     found = [_of_all(layout, _limit(request, quick=quick)) for layout in tried if layout is not None]
     few = not quick and sum(pool.whole) <= _PROVEN_DEVICES and request.objective.goal == "throughput"
     if request.solver == "auto" and 1 in request.tensor_parallel and (few or not found or _mixes(request)):
-        found += _pipeline_as_layout(request)
+        left = _limit(request, quick=quick) - (time.monotonic() - started)
+        found += _pipeline_as_layout(request, max(_LEAST_PROOF_SECONDS, min(_PROOF_SECONDS, left)))
     if not found and 1 not in request.tensor_parallel:
         degrees = ", ".join(map(str, request.tensor_parallel))
         held = "no groups of so many equal devices of one node, which divide the model's heads, hold"
@@ -140,8 +142,7 @@ def _laid_out(request: PlanRequest, starts: Sequence[Genome], wish: Wish) -> Lay
         return None
 
 
-def _pipeline_as_layout(request: PlanRequest) -> list[Layout]:
-    limit = min(_PROOF_SECONDS, request.time_limit_seconds)
+def _pipeline_as_layout(request: PlanRequest, limit: float) -> list[Layout]:
     search = Search(replace(request, solver="pipeline", time_limit_seconds=limit))
     one, stats = search.run()
     if one is None:

@@ -11,7 +11,7 @@ vary, as on processors, neighbours wait for each other too: both go on with the 
 requests in flight are decoding.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -62,6 +62,12 @@ class StageSteps:
     latency: Floats
     varies: Floats
     begun: Floats
+
+    def towards(self, other: "StageSteps", share: Floats) -> "StageSteps":
+        """That part of the way [loads] to the seconds of the other's layers; hops are the same."""
+        mine, theirs = (self.decode, self.prompts, self.begun), (other.decode, other.prompts, other.begun)
+        decode, prompts, begun = (a + share * (b - a) for a, b in zip(mine, theirs, strict=True))
+        return replace(self, decode=decode, prompts=prompts, begun=begun)
 
 
 class Steady(NamedTuple):

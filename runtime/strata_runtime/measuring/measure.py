@@ -31,7 +31,7 @@ from strata_runtime.errors import InputError
 from strata_runtime.kernels.native import build
 from strata_runtime.measuring.rates import Subject, profile_of
 
-VERSION = 12  # of the measurement: raised when its results change meaning
+VERSION = 13  # of the measurement: raised when its results change meaning
 # Other slots of this machine compute meanwhile and share its memory: so many processes do while one is measured. What small layers take is
 # measured beside small ones, what reading large weights takes beside large ones, which leave less of the memory to others.
 MOST_BESIDE = 3
@@ -88,6 +88,7 @@ def measure(device: str, name: str, threads: int, compute_type: ComputeType) -> 
     from strata_runtime.formats.kernels import packed_rows  # noqa: PLC0415
     from strata_runtime.measuring import overheads, served, timing  # noqa: PLC0415
     from strata_runtime.measuring.profiling.company import in_company  # noqa: PLC0415
+    from strata_runtime.model.padding import pads  # noqa: PLC0415
 
     nodes = memories()
     own = nodes[0] if device == "cpu" and len(nodes) > 1 and threads <= len(nodes[0]) else ANYWHERE
@@ -115,8 +116,9 @@ def measure(device: str, name: str, threads: int, compute_type: ComputeType) -> 
     together = timing.read_together(cores()) if beside else 0.0  # of one device alone its own rates say it all
     together *= len(nodes) if own else 1  # whoever computes beside another memory reads from that one
     count = threads if device == "cpu" else 0
-    packed = packed_rows(COMPUTE_DTYPES[compute_type], threads) if device == "cpu" else {}
-    profile = profile_of(Subject(name, memory, count, compute_type, capability, packed), timings)
+    dtype = COMPUTE_DTYPES[compute_type]
+    packed = packed_rows(dtype, threads) if device == "cpu" else {}
+    profile = profile_of(Subject(name, memory, count, compute_type, capability, packed, pads(dtype)), timings)
     return msgspec.structs.replace(profile, gateway_token_seconds=of_gateway, node_bandwidth_bytes_per_second=together)
 
 

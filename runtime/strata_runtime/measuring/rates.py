@@ -95,6 +95,7 @@ class Subject:
     compute_type: ComputeType
     compute_capability: str = ""
     packed_rows: Mapping[FormatName, int] = field(default_factory=dict)
+    pads_rows: bool = True
 
 
 def mean_of(first: Timings, second: Timings) -> Timings:
@@ -160,6 +161,7 @@ def profile_of(subject: Subject, timings: Timings) -> DeviceProfile:
         compute_capability=subject.compute_capability,
         threads=subject.threads,
         packed_rows=dict(subject.packed_rows),
+        pads_rows=subject.pads_rows,
         unpacked_per_second={name: size * size / seconds for name, seconds in unpacking.items()},
         few_rows_efficiency=few,
     )

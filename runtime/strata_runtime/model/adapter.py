@@ -45,7 +45,7 @@ from strata_runtime.model.layer_paths import LAYER_LISTS
 from strata_runtime.model.lean_imports import SmallOnCpu, without_compiler
 from strata_runtime.model.linears import use_plain_linears
 from strata_runtime.model.llama4 import use_routed_experts
-from strata_runtime.model.padding import padded
+from strata_runtime.model.padding import padded, pads
 from strata_runtime.ranges import Ranges
 from strata_runtime.ranks.cut import LinearCut
 
@@ -370,7 +370,7 @@ class ModelSlice:
         """
         tokens, rows = inputs.shape[0], batch.sample_rows
         if inputs.device.type == "cpu":
-            inputs, rows = padded(inputs), padded(rows)
+            inputs, rows = padded(inputs, self.dtype), padded(rows, self.dtype)
         given = {"input_ids" if self._embedding else "inputs_embeds": inputs[None]}
         position_ids = functional.pad(batch.positions, (0, inputs.shape[0] - tokens))[None]
         self.step.batch, self.step.positions = batch, position_ids
@@ -393,7 +393,7 @@ class ModelSlice:
         embeds = self._embedding and layers.start == own.start
         tokens = inputs.shape[0]
         if inputs.device.type == "cpu":
-            inputs = padded(inputs)
+            inputs = padded(inputs, self.dtype)
         position_ids = functional.pad(batch.positions, (0, inputs.shape[0] - tokens))[None]
         aside = {number: self._list[number] for number in own if number not in layers}
         self.step.batch, self.step.positions = batch, position_ids
@@ -422,6 +422,8 @@ class ModelSlice:
 
     def kernel_sizes(self, batch: Batch) -> set[tuple[str, int, int]]:
         """All that the libraries make kernels for in a step of this batch on a processor: what, its rows, its keys."""
+        if not pads(self.dtype):
+            return set()
         linears = {("linears", padded_rows(batch.tokens), 0), ("head", padded_rows(len(batch.sample_rows)), 0)}
         return linears | {("attention", *size) for size in kernel_sizes(batch, self.step.rules.values())}
 

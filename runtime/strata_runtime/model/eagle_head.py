@@ -22,7 +22,7 @@ from strata_runtime.kernels import native_rowwise
 from strata_runtime.model.attention import attend
 from strata_runtime.model.attention_rule import AttentionRule
 from strata_runtime.model.kv.batch import Batch
-from strata_runtime.model.padding import padded
+from strata_runtime.model.padding import padded, pads
 from strata_runtime.model.rotary import turned_halves
 
 Rotary = Callable[
@@ -104,14 +104,14 @@ class EagleHead:
         logits = self.linears.logits(self._rows(self._norm(hidden, self.norms.out)))[: len(rows)]
         return logits.float(), hidden
 
-    @staticmethod
-    def fuse_sizes(tokens: int) -> set[tuple[str, int, int]]:
+    def fuse_sizes(self, tokens: int) -> set[tuple[str, int, int]]:
         """As `kernel_sizes`, of fusing the states of so many."""
-        return {("fuse", padded_rows(tokens), 0)}
+        return {("fuse", padded_rows(tokens), 0)} if pads(self.dtype) else set()
 
     def kernel_sizes(self, batch: Batch) -> set[tuple[str, int, int]]:
         """All that the libraries make kernels for in a step of this batch on a processor."""
-        return {("linears", padded_rows(batch.tokens), 0), ("head", padded_rows(len(batch.sample_rows)), 0)}
+        sizes = {("linears", padded_rows(batch.tokens), 0), ("head", padded_rows(len(batch.sample_rows)), 0)}
+        return sizes if pads(self.dtype) else set()
 
     def _turned(self, projected: Tensor, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """projected: [tokens, queries + keys + values] -> [heads, tokens, head_dim] each, positions applied."""

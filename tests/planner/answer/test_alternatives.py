@@ -49,7 +49,7 @@ def for_goal(goal: str) -> PlanRequest:
 UNITS = {
     "throughput": ("tokens/s", "more"),
     "latency": ("s a request", "less"),
-    "cost": ("for 1M tokens", "less"),
+    "cost": ("for 1M tokens, times the turns of the load", "less"),
     "slo": ("of requests in time", "more"),
 }
 

@@ -97,10 +97,13 @@ def test_prompts_pass_what_is_no_product_and_decoding_sequences_do_not() -> None
 
 @given(st.integers(1, 3000))
 def test_a_processor_computes_the_rows_that_steps_are_padded_to(tokens: int) -> None:
-    """A GPU computes those that there are; reading weights takes as long either way."""
+    """A GPU computes those that there are, and a processor that pads none; reading weights takes as long either way."""
     gpu = rates(flops_per_second=1e6)
-    cpu = dataclasses.replace(gpu, name=CPU)
+    cpu, unpadded = (
+        dataclasses.replace(rates(flops_per_second=1e6, pads_rows=pads), name=CPU) for pads in (True, False)
+    )
     linear = LAYER.linears[0]
+    assert linear_seconds(linear, "dense", unpadded, tokens) == linear_seconds(linear, "dense", gpu, tokens)
     assert linear_seconds(linear, "dense", cpu, tokens) == linear_seconds(linear, "dense", gpu, padded_rows(tokens))
 
 

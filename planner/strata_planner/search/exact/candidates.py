@@ -191,7 +191,7 @@ class Pricer:
     @cached_property
     def least_weight_bytes(self) -> int:
         """Of all layers with their KV at the fewest bits, however many devices share them."""
-        sizes, _ = self._sizes(ALL)
+        sizes, _ = self.unit_sizes(ALL)
         return sum(run.units * min(each.values()) for run, each in zip(self.runs, sizes, strict=True))
 
     @cached_property
@@ -283,9 +283,9 @@ class Pricer:
 
     def unit_bytes(self, portion: Portion) -> tuple[dict[int, int], ...]:
         """Per run, bits -> bytes of a unit with its KV on a device of a group."""
-        return self._sizes(portion)[0]
+        return self.unit_sizes(portion)[0]
 
-    def _sizes(self, portion: Portion) -> tuple[tuple[dict[int, int], ...], tuple[dict[int, int], ...]]:
+    def unit_sizes(self, portion: Portion) -> tuple[tuple[dict[int, int], ...], tuple[dict[int, int], ...]]:
         """Per run, bits -> bytes of a unit with and without KV."""
         if portion not in self._unit_sizes:
             of_shape = {
@@ -326,7 +326,7 @@ class Pricer:
         tables += self.draft_bytes(group, pair, first=first, head=head)
         pages = self.request.kv_pages
         further_kv = pages * first * self.request.draft_page_bytes + self.request.log_bytes(group, pages)
-        sizes, weights = self._sizes(portion_on(group))
+        sizes, weights = self.unit_sizes(portion_on(group))
         least = min(dense.serving, quantized.serving)
         parts_of_embedding = first and group.degree > 1  # a head reads the whole: such devices cannot lead one
         return StageCosts(

@@ -49,6 +49,12 @@ class StageCosts:
     mixed_bytes: int = 0
     dense_bytes: int = 0
 
+    def room(self, bits: int) -> tuple[float, float]:
+        """Bytes that are there for units of these bits alone: while serving, and while loading."""
+        serving = self.capacity_bytes - (self.quantized_bytes if bits < 16 else self.dense_bytes)
+        loading = self.loading_capacity_bytes - (self.loading_quantized_bytes if bits < 16 else 0)
+        return max(0.0, serving), max(0.0, loading)
+
     @property
     def signature(self) -> tuple[object, ...]:
         """Equal for stages that units cannot tell apart."""

@@ -8,7 +8,7 @@ kept, as idle devices, for later merges.
 import math
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from strata_planner.search.layouts.clusters import grouped
@@ -36,8 +36,11 @@ class Limits:
 
 @dataclass(frozen=True)
 class Individual:
+    """`serving`: its parts that serve, and the sequences of each; how the idle rest is parted makes no other layout of it."""
+
     genome: Genome
     judged: Judged
+    serving: tuple[tuple[Composition, int], ...]
 
 
 class Genetic:
@@ -54,14 +57,15 @@ class Genetic:
         self._costs = costs
         self._most = request.max_replicas or sum(self.pool.whole)
         self._load = Load(pipelines.stages.rungs, request.workload.concurrency, request.workload.output_tokens)
-        self._judged: dict[Genome, Judged] = {}
+        self._judged: dict[Genome, Individual] = {}
+        self.best_of_count: dict[int, Individual] = {}  # by how many replicas serve
 
     def run(self, seed: int, limits: Limits, starts: Sequence[Genome] = ()) -> Iterator[list[Individual]]:
         """The population, best first: at the start, whenever four times as much is done, and at the end. The same for the same seed
         unless the time limit cuts it short.
         """
         draw = random.Random(seed)
-        people = self._ranked({self._individual(each) for each in (*starts, *self._first(seed))})
+        people = self._ranked(self._individual(each) for each in (*starts, *self._first(seed)))
         yield people
         mutations = stalled = 0
         shown = _FIRST_SHOWN
@@ -83,9 +87,9 @@ class Genetic:
                 genome = self._mutated(draw, genome)
             child = self._individual(genome)
             worst, best = people[-1].judged.score, people[0].judged.score
-            if (len(people) == POPULATION and child.judged.score <= worst) or child in people:
+            if len(people) == POPULATION and child.judged.score <= worst:
                 continue
-            people = self._ranked({*people, child})
+            people = self._ranked([*people, child])
             if child.judged.score > best * (1 + 1e-9 * (1 if best > 0 else -1)):
                 stalled = 0
         self.ended_by_work |= self.pipelines.work >= limits.work
@@ -118,12 +122,20 @@ class Genetic:
     def _individual(self, genome: Genome) -> Individual:
         ordered = tuple(sorted(each for each in genome if any(each)))
         if ordered not in self._judged:
-            self._judged[ordered] = self.judged(ordered)
-        return Individual(ordered, self._judged[ordered])
+            judged = self.judged(ordered)
+            parts = (part for part, _ in self.replicas(ordered))
+            serving = tuple((part, share) for part, share in zip(parts, judged.shares, strict=True) if share)
+            one = self._judged[ordered] = Individual(ordered, judged, serving)
+            best = self.best_of_count.get(len(serving))
+            if best is None or judged.score > best.judged.score:
+                self.best_of_count[len(serving)] = one
+        return self._judged[ordered]
 
     @staticmethod
-    def _ranked(people: set[Individual]) -> list[Individual]:
-        return sorted(people, key=lambda each: (-each.judged.score, each.genome))[:POPULATION]
+    def _ranked(people: Iterable[Individual]) -> list[Individual]:
+        """The best first, and each once."""
+        ranked = sorted(people, key=lambda each: (-each.judged.score, each.genome))
+        return list({each.serving: each for each in reversed(ranked)}.values())[::-1][:POPULATION]
 
     def _first(self, seed: int) -> list[Genome]:
         free = self.pool.whole

@@ -1,14 +1,15 @@
 """What a layout is to be good at, and how the load is shared out for it. Called by `search`.
 
 throughput  most tokens a second with all of the workload's sequences in flight
-latency     least seconds within which all of them can be answered: the slowest replica's
+latency     least seconds of a request, all of the load there at once, and what its bits cost beside
 slo         most requests a second answered within a deadline, over several deadlines (`Deadlines`)
-cost        least money per token with all sequences in flight; replicas that are not worth theirs stay out
+cost        least money per token, as often as the load takes turns; replicas that are not worth theirs stay out
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from strata_planner.question.request import GoalName, PlanRequest
 from strata_planner.search.layouts.pipelines import Curve, Pipeline
@@ -76,55 +77,99 @@ def judge(goal: Goal, load: Load, pipelines: Sequence[Pipeline], costs: Sequence
 
 
 def most_tokens(load: Load, pipelines: Sequence[Pipeline]) -> Judged:
-    """Sequences go where each brings most: the steps of all concave hulls, steepest first."""
-    steps = sorted((-gain, place, more) for place, each in enumerate(pipelines) for gain, more, _ in each.steps)
-    shares, left, rate = [0] * len(pipelines), load.total, 0.0
-    for negative, place, more in steps:
-        taken = min(more, left)
-        rate -= negative * taken
-        left -= taken
-        shares[place] += taken
-    return Judged(rate, tuple(shares))
+    """Sequences go where each brings most, the steps of all concave hulls, steepest first, as long as all together get better: what the bits of one
+    cost is taken off the mean.
+    """
+    steps = sorted(
+        (-gain, place, more, rung) for place, each in enumerate(pipelines) for gain, more, rung in each.steps
+    )
+    dealt = [_Dealt()] * len(pipelines)
+    placed, tokens, lost = 0, 0.0, 0.0  # sequences; a second, nothing taken off; of all sequences together
+    best = Judged(0.0, (0,) * len(pipelines))
+    for negative, place, more, rung in steps:
+        taken, old = min(more, load.total - placed), dealt[place]
+        if not taken:
+            break
+        penalty = old.penalty + (pipelines[place].penalties[rung] - old.penalty) * taken / more
+        new = dealt[place] = _Dealt(old.share + taken, old.rate - negative * taken, penalty)
+        placed += taken
+        tokens += new.tokens(load) - old.tokens(load)
+        lost += new.share * new.penalty - old.share * old.penalty
+        score = placed * load.tokens / (placed * load.tokens / tokens + lost / placed)
+        if score > best.score:
+            best = Judged(score, tuple(each.share for each in dealt))
+    return best
+
+
+class _Dealt(NamedTuple):
+    """To a replica: sequences, tokens a second with what its bits cost taken off, and that in seconds of the batch."""
+
+    share: int = 0
+    rate: float = 0.0
+    penalty: float = 0.0
+
+    def tokens(self, load: Load) -> float:
+        """A second, nothing taken off."""
+        return self.rate / max(1 - self.penalty * self.rate / (self.share * load.tokens), 1e-9) if self.share else 0.0
 
 
 def _quickest(load: Load, pipelines: Sequence[Pipeline]) -> Judged:
-    shares, placed, worst = [0] * len(pipelines), 0, 0.0
+    """Sequences go where a request costs least, as long as all of them wait less for it: those that find no place wait their turn."""
+    shares, seconds, placed = [0] * len(pipelines), [(0.0, 0.0)] * len(pipelines), 0
+    best = Judged(-math.inf, tuple(shares))
     ends = sorted(
-        (seconds, load.rungs[rung], place)
+        (seconds + each.penalties[rung], place, rung)
         for place, each in enumerate(pipelines)
         for rung, seconds in enumerate(each.seconds)
         if each.rates[rung] > 0
     )
-    for seconds, sequences, place in ends:
-        if placed >= load.total:
-            break
-        more = min(sequences - shares[place], load.total - placed)
-        if more > 0:
-            shares[place] += more
-            placed += more
-            worst = seconds
-    missing = load.total - placed
-    return Judged(-1e9 - missing if missing else -worst, tuple(shares))
+    for _, place, rung in ends:
+        more = min(load.rungs[rung] - shares[place], load.total - placed)
+        if more <= 0:
+            continue
+        shares[place] += more
+        placed += more
+        seconds[place] = pipelines[place].seconds[rung], pipelines[place].penalties[rung]
+        taken, lost = (sum(n * each[k] for n, each in zip(shares, seconds, strict=True)) / placed for k in range(2))
+        score = -(load.total / placed * taken + lost)
+        if score > best.score:
+            best = Judged(score, tuple(shares))
+    return best
 
 
 def _in_time(deadlines: Deadlines, load: Load, pipelines: Sequence[Pipeline]) -> Judged:
+    """Replicas that are in time for fewest stay out, as long as the others are in time for more without them."""
+    serving, best = list(range(len(pipelines))), Judged(-math.inf, (0,) * len(pipelines))
+    while serving:
+        judged, values = _in_time_together(deadlines, load, pipelines, serving)
+        if judged.score <= best.score:
+            break
+        best = judged
+        serving.remove(min(serving, key=lambda place: (values[place], -place)))
+    return best
+
+
+def _in_time_together(
+    deadlines: Deadlines, load: Load, pipelines: Sequence[Pipeline], serving: Sequence[int]
+) -> tuple[Judged, dict[int, float]]:
     """Requests go to replicas in proportion to what these can do, as the coordinator's least-loaded routing comes to. Each
-    replica has the groups with which most of its own are in time; a replica too loaded is in time for none.
+    replica has the groups with which most of its own are in time; a replica too loaded is in time for none. Beside it the share of each that is.
     """
-    total = sum(each.best_rate for each in pipelines)
-    if not total:
-        return Judged(-math.inf, (0,) * len(pipelines))
+    total = sum(pipelines[place].best_rate for place in serving)
+    shares, rungs, values = [0] * len(pipelines), [0] * len(pipelines), dict[int, float]()
     used = [rate * load.tokens / total for rate in deadlines.requests_per_second]
-    score, shares, rungs = 0.0, [], []
-    for each in pipelines:
-        value, curve = max(
-            ((_punctual(curve, each.best_rate, used, deadlines), curve) for curve in each.curves),
+    for place in serving:
+        one = pipelines[place]
+        values[place], curve = max(
+            ((_punctual(curve, one.best_rate, used, deadlines), curve) for curve in one.curves),
             key=lambda pair: (pair[0], pair[1].rung),
         )
-        score += value * each.best_rate / total
-        shares.append(_most_within(curve, load, deadlines.seconds[-1]))
-        rungs.append(curve.rung)
-    return Judged(score - SPARE * max(used), in_proportion(shares, load.total), tuple(rungs))
+        shares[place], rungs[place] = _most_within(curve, load, deadlines.seconds[-1]), curve.rung
+    score = sum(value * pipelines[place].best_rate / total for place, value in values.items())
+    dealt = in_proportion([shares[place] for place in serving], load.total)
+    for place, share in zip(serving, dealt, strict=True):
+        shares[place] = share
+    return Judged(score - SPARE * max(used), tuple(shares), tuple(rungs)), values
 
 
 def in_proportion(shares: Sequence[int], total: int) -> tuple[int, ...]:
@@ -158,15 +203,14 @@ def _most_within(curve: Curve, load: Load, seconds: float) -> int:
 
 
 def _cheapest(load: Load, pipelines: Sequence[Pipeline], costs: Sequence[float]) -> Judged:
-    """Replicas join, best rate for their cost first, as long as sequences have no place or tokens get cheaper by it."""
+    """Replicas join, best rate for their cost first; the fewer sequences have a place, the more turns the load takes."""
     ranked = sorted(range(len(pipelines)), key=lambda place: (-pipelines[place].best_rate / costs[place], place))
     best = Judged(-math.inf, (0,) * len(pipelines))
     for count in range(1, len(ranked) + 1):
         chosen = ranked[:count]
         judged = most_tokens(load, [pipelines[place] for place in chosen])
-        if sum(judged.shares) < load.total and count < len(ranked):
-            continue
-        tokens_for_one = judged.score * 3600 / max(sum(costs[place] for place in chosen), 1e-9)
+        used = sum(costs[place] for place, share in zip(chosen, judged.shares, strict=True) if share)
+        tokens_for_one = judged.score * 3600 / max(used, 1e-9) * sum(judged.shares) / load.total
         if tokens_for_one > best.score:
             shares = dict(zip(chosen, judged.shares, strict=True))
             best = Judged(tokens_for_one, tuple(shares.get(place, 0) for place in range(len(pipelines))))

@@ -1,9 +1,11 @@
 """The best pipeline of a composition: which tensor-parallel groups, in which order, at which bits, for every load at once.
 
 Called by `search` and `fleet`. A composition has few splits into groups (`groups`); all loads of the ladder are priced together. What is
-estimated here: layers are dealt as fractions and all layers of a replica have the same bits; `solved` decides both anew on the groups that were chosen.
+estimated here: layers are dealt as fractions, and all layers of a replica have the same bits, or two neighbouring widths that fill its memory; `solved`
+decides both anew on the groups that were chosen.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -23,7 +25,7 @@ from strata_planner.search.layouts.pool import Composition, Pool
 from strata_planner.search.layouts.stages import EVENLY, Columns, Floats, Kind, Split, Stages, StageTable
 from strata_planner.search.layouts.unlike import worth_a_try
 from strata_planner.search.layouts.water import capped, cheapest_first, level
-from strata_planner.search.steady import Load, StageSteps, long_rounds, steady
+from strata_planner.search.steady import Load, StageSteps, Steady, long_rounds, steady
 
 Indices = npt.NDArray[np.intp]
 
@@ -42,8 +44,8 @@ class Curve:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Per rung of the ladder: tokens a second, seconds of one request, the groups, the bits, and how its steps are split; rate 0 where
-    nothing fits.
+    """Per rung of the ladder: tokens a second, seconds of one request, what its bits cost in seconds, the groups, and how its steps are split; rate 0
+    where nothing fits.
 
     `curves`: of each choice of groups that is best at some rung, that rung with its own rates and seconds at all of them.
     `steps`: the load's concave hull as (tokens a second per sequence more, sequences more, rung).
@@ -51,8 +53,8 @@ class Pipeline:
 
     rates: tuple[float, ...]
     seconds: tuple[float, ...]
+    penalties: tuple[float, ...]
     groups: tuple[Groups, ...]
-    bits: tuple[int, ...]
     splits: tuple[Split, ...]
     curves: tuple[Curve, ...] = field(repr=False)
     steps: tuple[tuple[float, int, int], ...] = field(repr=False)
@@ -116,9 +118,9 @@ class Pipelines:
 
     def _evaluate(self, composition: Composition) -> Pipeline | None:
         count = len(self.stages.rungs)
-        rates, seconds = np.zeros(count), np.full(count, np.inf)
+        rates, seconds, penalties = np.zeros(count), np.full(count, np.inf), np.zeros(count)
         groups: list[Groups] = [()] * count
-        bits, ways = [0] * count, [Split(1, EVENLY)] * count
+        ways = [Split(1, EVENLY)] * count
         curves: dict[Groups, Curve] = {}
         given = self.only.get(composition)
         for option in self.options(composition) if given is None else (given,):
@@ -128,17 +130,16 @@ class Pipelines:
                 curves[option] = Curve(-1, tuple(found.rates.tolist()), tuple(found.seconds.tolist()))
             tried = self.stages.columns(len(option)).splits
             for rung in better:
-                rates[rung], seconds[rung] = found.rates[rung], found.seconds[rung]
-                groups[rung], bits[rung] = option, self.request.bits[found.width[rung]]
-                ways[rung] = tried[found.split[rung]]
+                groups[rung], ways[rung] = option, tried[found.split[rung]]
+            for mine, theirs in zip((rates, seconds, penalties), found, strict=False):
+                mine[better] = theirs[better]
         if not rates.any():
             return None
         steps = _hull(self.stages.rungs, rates)
         last = {option: rung for rung, option in enumerate(groups) if option}
         kept = tuple(replace(curves[option], rung=rung) for option, rung in last.items())
-        return Pipeline(
-            tuple(rates.tolist()), tuple(seconds.tolist()), tuple(groups), tuple(bits), tuple(ways), kept, steps
-        )
+        told = tuple(rates.tolist()), tuple(seconds.tolist()), tuple(penalties.tolist())
+        return Pipeline(*told, tuple(groups), tuple(ways), kept, steps)
 
     def speed(self, c: int) -> float:
         """Of a device of class c: layers a second of a request, prompt and answer, at the fewest bits it runs."""
@@ -200,40 +201,57 @@ class Pipelines:
             self.stages.table(self._kind(group), devices, len(order), first=place == 0, head=place == len(order) - 1)
             for place, (group, devices) in enumerate(zip(groups, order, strict=True))
         ]
-        most = np.array([each.most_layers for each in tables])
-        layers = self.request.model.num_layers
-        fits = (most.sum(axis=0) >= layers) & (most.min(axis=0) >= 1) & self._allowed[columns.width] & columns.worth
-        chosen = np.flatnonzero(fits)
-        if not chosen.size:
+        room = np.array([each.most_layers for each in tables])
+        most, layers = np.floor(room), self.request.model.num_layers
+        fits = (most.sum(axis=0) >= layers) & (most.min(axis=0) >= 1) & columns.worth
+        if not fits.any():
             return Estimate.nothing(len(self.stages.rungs))
+        steps = _Steps(tables, self._hops(order), np.array([[group.step_variation] for group in order]))
+        best = _Best(columns)
+        chosen = np.flatnonzero(fits & (self._penalty[columns.width] <= self._most_penalty))
         self.work += _WORK_BESIDE + chosen.size * len(order)
-        hops = self._hops(order)
-        varies = np.array([[group.step_variation] for group in order])
-        best, seconds = np.zeros(len(fits)), np.zeros(len(fits))
-        for evenly in (True, False)[: len(order)]:
-            load, steps = columns.load.at(chosen), _Steps(tables, hops, chosen, varies)
-            penalty = self._penalty[columns.width[chosen]]
-            for dealt in self._dealt(steps, most[:, chosen], columns.decode_size[chosen], load, evenly=evenly):
-                running = steady(steps.of(dealt), load)
-                batch = load.in_flight / running.requests_per_second + penalty
-                rates = load.in_flight * load.output_tokens / batch
-                better = rates > best[chosen]
-                best[chosen] = np.where(better, rates, best[chosen])
-                a_request = running.first_token + (load.output_tokens - 1) * running.next_token
-                seconds[chosen] = np.where(better, a_request, seconds[chosen])
-            chosen = chosen[best[chosen] >= _NEAR * columns.best_of_rungs(best)[columns.rung[chosen]]]
-        return Estimate.of(columns, best, seconds)
+        for evenly in (True, False)[: len(order)] if chosen.size else ():
+            load, at = columns.load.at(chosen), steps.at(chosen)
+            penalty = self.request.theta * self._penalty[columns.width[chosen]]
+            for dealt in self._dealt(at, most[:, chosen], columns.decode_size[chosen], load, evenly=evenly):
+                best.offer(chosen, load, steady(at.of(dealt), load), penalty)
+            chosen = chosen[best.rates[chosen] >= _NEAR * columns.best_of_rungs(best.rates)[columns.rung[chosen]]]
+        self._offer_mixed(best, steps, room, fits)
+        return best.of_rungs()
+
+    def _offer_mixed(self, best: "_Best", steps: "_Steps", room: Floats, fits: npt.NDArray[np.bool_]) -> None:
+        """Where layers of more bits do not fit all: of the two widths the mixture of whole layers that fills all stages. Another is seldom better, as
+        seconds and penalty are both nearly proportional to how many layers have more bits.
+        """
+        columns, layers = best.columns, self.request.model.num_layers
+        dearer = np.roll(fits, -1)  # the next width of the same load
+        runs = np.roll(room, -1, axis=1).min(axis=0) > 0
+        chosen = np.flatnonzero(fits & ~dearer & runs & (columns.width < columns.widths - 1))
+        if not chosen.size or not (self.request.theta or self.request.penalty_bound):
+            return
+        low, high = (room[:, at].sum(axis=0) for at in (chosen, chosen + 1))
+        whole = np.floor(room[:, chosen]).sum(axis=0)  # a part of a layer that is left in a stage is left
+        share = np.floor(layers * np.clip((whole / layers - 1) / np.maximum(low / high - 1, 1e-9), 0.0, 1.0)) / layers
+        width = columns.width[chosen]
+        penalty = (1 - share) * self._penalty[width] + share * self._penalty[width + 1]
+        kept = penalty <= self._most_penalty
+        chosen, share, penalty = chosen[kept], share[kept], penalty[kept]
+        if not chosen.size:
+            return
+        self.work += chosen.size * len(room)
+        load, dealt = columns.load.at(chosen), room[:, chosen] * (layers / low[kept])
+        cheap, dear = steps.at(chosen).of(dealt), steps.at(chosen + 1).of(dealt)
+        best.offer(chosen, load, steady(cheap.towards(dear, share), load), self.request.theta * penalty)
 
     @cached_property
     def _penalty(self) -> Floats:
-        """[widths] of all layers, in seconds of the batch."""
-        return np.array([self.request.theta * self.stages.penalty[bits] for bits in self.request.bits])
+        """[widths] of all layers."""
+        return np.array([self.stages.penalty[bits] for bits in self.request.bits])
 
     @cached_property
-    def _allowed(self) -> npt.NDArray[np.bool_]:
-        """[widths] whether all layers at these bits keep to the bound of the penalty; those that do not may still be mixed."""
+    def _most_penalty(self) -> float:
         bound = self.request.penalty_bound
-        return np.array([bound is None or self.stages.penalty[bits] <= bound for bits in self.request.bits])
+        return math.inf if bound is None else bound
 
     def _hops(self, order: tuple[DeviceGroup, ...]) -> Floats:
         """[stages, 3, columns]."""
@@ -247,7 +265,9 @@ class Pipelines:
             ]
         )
 
-    def _dealt(self, steps: "_Steps", most: Floats, decode_size: Floats, load: Load, *, evenly: bool) -> list[Floats]:
+    def _dealt(
+        self, steps: "_ChosenSteps", most: Floats, decode_size: Floats, load: Load, *, evenly: bool
+    ) -> list[Floats]:
         """Layers of the stages, [stages, columns]: even in time; or the cheapest first, and between the two."""
         layers = self.request.model.num_layers
         _, long = long_rounds(load, load.in_flight, load.prompt_steps)
@@ -261,7 +281,17 @@ class Pipelines:
 
 
 class _Steps:
-    """A pipeline's tables and hops at the columns `chosen`, as arrays [stages, columns]."""
+    """A pipeline's tables and hops, as arrays [stages, columns]."""
+
+    def __init__(self, tables: Sequence[StageTable], hops: Floats, varies: Floats) -> None:
+        self._tables, self._hops, self._varies = tables, hops, varies
+
+    def at(self, chosen: Indices) -> "_ChosenSteps":
+        return _ChosenSteps(self._tables, self._hops, chosen, self._varies)
+
+
+class _ChosenSteps:
+    """At the columns `chosen`."""
 
     def __init__(self, tables: Sequence[StageTable], hops: Floats, chosen: Indices, varies: Floats) -> None:
         self.decode = np.array([each.decode[chosen] for each in tables])
@@ -280,29 +310,45 @@ class _Steps:
 
 
 class Estimate(NamedTuple):
-    """Per rung of the ladder: tokens a second (0 where nothing fits), seconds of one request, bits by their place among the request's, and
-    the place of the split among the columns'.
+    """Per rung of the ladder: tokens a second (0 where nothing fits), seconds of one request, seconds that its bits cost, and the place of the split
+    among the columns'.
     """
 
     rates: Floats
     seconds: Floats
-    width: Indices
+    penalties: Floats
     split: Indices
 
     @classmethod
     def nothing(cls, rungs: int) -> "Estimate":
-        nowhere = np.zeros(rungs, dtype=np.intp)
-        return cls(np.zeros(rungs), np.zeros(rungs), nowhere, nowhere)
+        return cls(np.zeros(rungs), np.zeros(rungs), np.zeros(rungs), np.zeros(rungs, dtype=np.intp))
 
-    @classmethod
-    def of(cls, columns: Columns, rates: Floats, seconds: Floats) -> "Estimate":
+
+class _Best:
+    """The best that was offered of each column."""
+
+    def __init__(self, columns: Columns) -> None:
+        self.columns = columns
+        self.rates, self._seconds, self._penalties = (np.zeros(len(columns.width)) for _ in range(3))
+
+    def offer(self, chosen: Indices, load: Load, running: Steady, penalty: Floats) -> None:
+        """Of the columns `chosen`. `penalty`: what bits cost, in seconds of the batch."""
+        rates = load.in_flight * load.output_tokens / (load.in_flight / running.requests_per_second + penalty)
+        better = rates > self.rates[chosen]
+        a_request = running.first_token + (load.output_tokens - 1) * running.next_token
+        for known, offered in ((self.rates, rates), (self._seconds, a_request), (self._penalties, penalty)):
+            known[chosen[better]] = offered[better]
+
+    def of_rungs(self) -> Estimate:
         """The best of each rung, of equals the first."""
+        columns = self.columns
         ways = len(columns.splits), -1, columns.widths
-        by_rung = rates.reshape(ways).transpose(1, 0, 2).reshape(-1, ways[0] * ways[2])
+        by_rung = self.rates.reshape(ways).transpose(1, 0, 2).reshape(-1, ways[0] * ways[2])
         best = by_rung.argmax(axis=1)
         split, width = np.divmod(best, columns.widths)
         at = (split, np.arange(len(best)), width)
-        return cls(rates.reshape(ways)[at], seconds.reshape(ways)[at], width, split)
+        rates, seconds, penalties = (each.reshape(ways)[at] for each in (self.rates, self._seconds, self._penalties))
+        return Estimate(rates, seconds, penalties, split)
 
 
 def _hull(rungs: tuple[int, ...], rates: Floats) -> tuple[tuple[float, int, int], ...]:

@@ -19,17 +19,18 @@ from strata_planner.search.layouts.goals import Goal, goal_of
 from strata_planner.search.layouts.groups import Groups
 from strata_planner.search.layouts.pipelines import Pipeline, Pipelines
 from strata_planner.search.layouts.pool import Composition, Pool
-from strata_planner.search.layouts.solved import SolvedReplica, nearly_solved, plan_of, solved_in_time
+from strata_planner.search.layouts.solved import SolvedReplica, nearly_solved, plan_of, solved_in_time, turned
 from strata_planner.search.layouts.stages import Split, with_concurrency
 from strata_planner.search.metric import Metric
 from strata_planner.search.watch import Progress, Watch, unwatched
 
 _SEARCH_SHARE = 0.8  # of the time; the rest is for solving the replicas exactly
-_LEAST_STALL, _STALL_OF_EACH, _MOST_STALL = 150, 60, 2400  # of each device
+_LEAST_STALL, _STALL_OF_EACH, _MOST_STALL = 150, 30, 1200  # of each device
 _LEAST_SECONDS = 0.05  # of a proof, where time is over
 _PROVEN_IN_THE_END = 3  # of the layouts that were solved, those that are solved exactly
-_SOLVED_OF_EACH = 12  # layouts of a population that the solver is asked for in the end; on the way it is the best one
+_SOLVED_OF_EACH = 6  # layouts of a population that the solver is asked for in the end; on the way it is the best one
 _SOLVED_OF_FEW = 3
+_UNSURE = 0.05  # by which solving may change what is estimated, as a share
 _MOST_TURNS = 8  # of a replica's ring of stages
 _FILLS = 4  # halvings of the sequences in flight between two rungs of the ladder
 _MOST_WORK = 5_000_000  # of estimating pipelines: two or three seconds
@@ -182,8 +183,9 @@ def _finished(
         limits = Limits(latest, stall=stall, work=done + (work - done) / (islands + 1 - island), step=step)
         for people in genetic.run(wish.seed + island, limits, begin):
             solver.offer(people[0].genome)
-        bests += [each.genome for each in people[:few]]
-        for genome in bests[-few:]:
+        found = [each.genome for each in (*people[:few], *_near_best(genetic, people[0]))]
+        bests += [genome for genome in found if genome not in bests]
+        for genome in found:
             if time.monotonic() < latest:
                 solver.offer(genome)
             else:
@@ -191,6 +193,12 @@ def _finished(
         if genetic.was_cut:
             break
     return solver.best(started + wish.seconds, _PROVEN_IN_THE_END if wish.thorough else 1, proves=wish.proves)
+
+
+def _near_best(genetic: Genetic, best: Individual) -> list[Individual]:
+    """The best of as many replicas, of each number of them, where estimates do not tell them apart for sure."""
+    least = best.judged.score - _UNSURE * abs(best.judged.score)
+    return [each for _, each in sorted(genetic.best_of_count.items()) if each.judged.score >= least]
 
 
 def _solved(
@@ -295,8 +303,11 @@ class _Solver:
             for turn in _turns(key.groups):
                 if self._is_over(latest):
                     return best
-                turned = key._replace(groups=tuple(key.groups[at] for at in turn))
-                best = self._with(best, place, turned, tuple(replica.order[at] for at in turn)) or best
+                other = key._replace(groups=tuple(key.groups[at] for at in turn))
+                order = tuple(replica.order[at] for at in turn)
+                if other not in self._nearly:
+                    self._nearly[other] = turned(replica, order)
+                best = self._with(best, place, other, order) or best
         return best
 
     def _filled(self, found: "_Found", latest: float) -> "_Found":

@@ -15,9 +15,9 @@ from strata_planner.search.exact.exact import solve
 from strata_planner.search.exact.found import Found
 from strata_planner.search.exact.orders import Order
 from strata_planner.search.exact.phases import Pair
-from strata_planner.search.exact.problem import Problem, Solution, StopReason
+from strata_planner.search.exact.problem import Problem, Solution, SolutionStatus, StopReason
 from strata_planner.search.layouts.rounded import rounded
-from strata_planner.search.layouts.stages import CHUNKS, EVENLY, Split, near_chunks, pair_of, with_concurrency
+from strata_planner.search.layouts.stages import CHUNKS, Split, near_chunks, pair_of, with_concurrency
 from strata_planner.search.metric import Metric
 from strata_planner.search.prediction import predict
 
@@ -61,13 +61,22 @@ def nearly_solved(
     request: PlanRequest, order: Order, concurrency: int, split: Split | None = None
 ) -> SolvedReplica | None:
     """The best by the request's metric over sizes of micro-batches and chunks, each with its layers dealt quickly; None where nothing fits.
-    `split`: to begin with.
+    `split`: to begin with; where none is given or it does not fit, several are.
     """
 
     def quick(problem: Problem) -> Solution:
         return rounded(problem) or solve(problem, time_limit_seconds=request.time_limit_seconds)
 
-    return _Climb(with_concurrency(request, concurrency), order, quick).run(split or Split(len(order), EVENLY))
+    return _Climb(with_concurrency(request, concurrency), order, quick).run(split)
+
+
+def turned(near: SolvedReplica, order: Order) -> SolvedReplica | None:
+    """Nearly solved, with the same micro-batches, for its groups in another order; None where it does not fit."""
+
+    def quick(problem: Problem) -> Solution:
+        return rounded(problem) or Solution(SolutionStatus.UNKNOWN, StopReason.SETTLED)
+
+    return _Climb(near.request, order, quick).better(None, [near.found.candidate.pair])
 
 
 def solved(request: PlanRequest, near: SolvedReplica) -> SolvedReplica:
@@ -98,10 +107,12 @@ class _Climb:
         self._pricer, self._metric = Pricer(share), Metric.for_request(share)
         self._seen: dict[Pair, SolvedReplica | None] = {}
 
-    def run(self, begin: Split) -> SolvedReplica | None:
+    def run(self, begin: Split | None) -> SolvedReplica | None:
         stages = len(self._order)
-        first = [begin, *(Split(parts, chunk) for parts in dict.fromkeys((stages, 1)) for chunk in CHUNKS)]
-        best = self.better(None, [self._pair(each) for each in first])
+        best = None if begin is None else self.better(None, [self._pair(begin)])
+        if best is None:
+            first = (Split(parts, chunk) for parts in dict.fromkeys((stages, 1)) for chunk in CHUNKS)
+            best = self.better(None, [self._pair(each) for each in first])
         while best is not None:
             pair = best.found.candidate.pair
             parts, chunk = pair.count or stages, pair.chunk

@@ -98,7 +98,7 @@ def splits(stages: int) -> list[Split]:
 
 @dataclass(frozen=True)
 class StageTable:
-    """Per column. `most_layers`: whole layers that fit; `prompts`, `decode`: seconds of a layer, what prompts add to a step and a step that
+    """Per column. `most_layers`: that fit, as a fraction; `prompts`, `decode`: seconds of a layer, what prompts add to a step and a step that
     decodes; `fixed_...`: the same of a step beside the layers; `begun`: of a layer, however few tokens of prompts there are.
     """
 
@@ -186,8 +186,8 @@ class Columns:
 
 
 class _Size(NamedTuple):
-    """What a micro-batch costs on a stage, [widths] each: seconds of a layer, `begun` as StageTable's, seconds beside the layers; `rooms`, [unlike devices, widths]: bytes that are
-    there for layers.
+    """What a micro-batch costs on a stage, [widths] each: seconds of a layer, `begun` as StageTable's, seconds beside the layers; `rooms`, [unlike devices, 2, widths]: bytes that are
+    there for layers while serving, and while loading.
     """
 
     rooms: Floats
@@ -209,7 +209,7 @@ class Stages:
         self._tables: dict[tuple[Kind, int, bool, bool], StageTable] = {}
         self._hops: dict[tuple[int, float, float, bool], Floats] = {}
         self._costs: dict[tuple[Kind, Pair, bool, bool], _Size] = {}
-        self._layer_bytes: dict[Portion, Floats] = {}
+        self._layer_bytes: dict[Portion, tuple[Floats, Floats]] = {}
 
     def columns(self, stages: int) -> Columns:
         if stages not in self._columns:
@@ -225,8 +225,10 @@ class Stages:
             rooms, *seconds = (np.array(each) for each in zip(*of_sizes, strict=True))
             most = np.full(len(columns.width), float(self.request.model.num_layers))
             for rank, each in enumerate(group.ranks):
-                size = self._bytes_of_a_layer(portion_on(each))[columns.rung, columns.width]
-                most = np.minimum(most, rooms[columns.high, rank, columns.width] // size)
+                sizes = self._bytes_of_a_layer(portion_on(each))
+                for moment, size in enumerate(sizes):
+                    room = rooms[columns.high, rank, moment, columns.width]
+                    most = np.minimum(most, room / size[columns.rung, columns.width])
             self._tables[key] = StageTable(most, *(columns.between(each) for each in seconds))
         return self._tables[key]
 
@@ -242,21 +244,15 @@ class Stages:
             self._hops[key] = np.stack([columns.between(prompts), send, np.full(send.shape, link.latency_seconds)])
         return self._hops[key]
 
-    def _bytes_of_a_layer(self, portion: Portion) -> Floats:
-        """[rungs, widths] on a device of a group, with its KV of all sequences in flight."""
+    def _bytes_of_a_layer(self, portion: Portion) -> tuple[Floats, Floats]:
+        """Each [rungs, widths] on a device of a group: with its KV of all sequences in flight, and without."""
         if portion not in self._layer_bytes:
-            units = [run.units for run in self.pricers[0].layer_runs]
-            layers = self.request.model.num_layers
-            self._layer_bytes[portion] = np.array(
-                [
-                    [
-                        sum(n * each[bits] for n, each in zip(units, sizes, strict=True)) / layers
-                        for bits in self.request.bits
-                    ]
-                    for pricer in self.pricers
-                    for sizes in [pricer.unit_bytes(portion)]
-                ]
+            units = np.array([run.units for run in self.pricers[0].layer_runs]) / self.request.model.num_layers
+            serving, loading = (
+                np.array([[[each[bits] for bits in self.request.bits] for each in sizes] for sizes in of_rungs])
+                for of_rungs in zip(*(pricer.unit_sizes(portion) for pricer in self.pricers), strict=True)
             )
+            self._layer_bytes[portion] = np.einsum("u,ruw->rw", units, serving), np.einsum("u,ruw->rw", units, loading)
         return self._layer_bytes[portion]
 
     def _priced(self, kind: Kind, group: DeviceGroup, pair: Pair, *, first: bool, head: bool) -> _Size:
@@ -271,14 +267,13 @@ class Stages:
         of_ranks = pricer.room(group, pair, first=first, head=head) if group.shares else (costs,)
         counts = [run.units for run in pricer.layer_runs]
         layers = pricer.request.model.num_layers
-        rooms: list[list[float]] = [[] for _ in of_ranks]
+        rooms: list[list[tuple[float, float]]] = [[] for _ in of_ranks]
         seconds: tuple[list[float], list[float]] = ([], [])
         begun_each, begun = pricer.begun(group, pair), list[float]()
         for bits in pricer.request.bits:
             runnable = all(bits in each for each in costs.seconds)
             for room, own in zip(rooms, of_ranks, strict=True):
-                beside = own.quantized_bytes if bits < 16 else own.dense_bytes
-                room.append(max(0.0, own.capacity_bytes - beside) if runnable else 0.0)
+                room.append(own.room(bits) if runnable else (0.0, 0.0))
             for phase, found in enumerate(seconds):
                 each = (
                     [n * own[bits][phase] for n, own in zip(counts, costs.seconds, strict=True)] if runnable else [1.0]
@@ -286,7 +281,14 @@ class Stages:
                 found.append(sum(each) / layers)
             begun.append(sum(n * own.get(bits, 0.0) for n, own in zip(counts, begun_each, strict=True)) / layers)
         prompts, decode = (np.full(len(begun), each) for each in costs.fixed_seconds)
-        return _Size(np.array(rooms), np.array(seconds[0]), np.array(seconds[1]), prompts, decode, np.array(begun))
+        return _Size(
+            np.array(rooms).transpose(0, 2, 1),
+            np.array(seconds[0]),
+            np.array(seconds[1]),
+            prompts,
+            decode,
+            np.array(begun),
+        )
 
     @cached_property
     def penalty(self) -> dict[int, float]:

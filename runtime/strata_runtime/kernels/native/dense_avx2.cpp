@@ -6,10 +6,10 @@
 namespace strata {
 namespace {
 
-constexpr int kMostTogether = 6;       // tokens whose sums of half a block are held in registers
-constexpr int kWhole = 3;              // tokens whose sums of a whole block are
+constexpr int kMostTogether = 5;       // tokens whose sums of half a block are held in registers; of six the compiler keeps some on the stack
+constexpr int kWhole = 2;              // tokens whose sums of a whole block are; of three likewise
 constexpr int64_t kTokensAtOnce = 96;  // they stay in the second-level cache
-constexpr int64_t kSection = 128;      // pairs of columns: of 32 outputs, and with 6 tokens, they stay in the first-level cache
+constexpr int64_t kSection = 128;      // pairs of columns: of 32 outputs, and with 5 tokens, they stay in the first-level cache
 constexpr int64_t kBlocksAtOnce = 4;   // a thread's least work
 constexpr int64_t kApart = 16;         // floats between tokens, so that they do not meet in one set of the cache
 constexpr int64_t kAheadPairs = 16;    // what is brought near
@@ -97,9 +97,9 @@ STRATA_AVX2 void section(const typename Weights::Item* at, const float* tokens, 
 template <class Weights>
 using Section = void (*)(const typename Weights::Item*, const float*, int64_t, int64_t, float*);
 template <class Weights>
-constexpr Section<Weights> kWholes[] = {nullptr, section<Weights, 1, 4>, section<Weights, 2, 4>, section<Weights, 3, 4>};
+constexpr Section<Weights> kWholes[] = {nullptr, section<Weights, 1, 4>, section<Weights, 2, 4>};
 template <class Weights>
-constexpr Section<Weights> kHalves[] = {nullptr, nullptr, nullptr, nullptr, section<Weights, 4, 2>, section<Weights, 5, 2>, section<Weights, 6, 2>};
+constexpr Section<Weights> kHalves[] = {nullptr, nullptr, nullptr, section<Weights, 3, 2>, section<Weights, 4, 2>, section<Weights, 5, 2>};
 
 // A section of a block times all tokens, added to sums.
 template <class Weights>

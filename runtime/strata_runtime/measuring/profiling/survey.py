@@ -29,6 +29,7 @@ from strata_planner.contract.latencies import (
 )
 from strata_planner.contract.rows import padded_rows
 from strata_runtime.errors import InputError
+from strata_runtime.formats import COMPUTE_DTYPES
 from strata_runtime.measuring.profiling.company import in_company
 from strata_runtime.measuring.profiling.grid import DECODE_SEQUENCES, FORMATS, Limits, Work, cost_order, grid
 from strata_runtime.measuring.profiling.handling import LOADS, Load, idle_pipeline
@@ -37,6 +38,7 @@ from strata_runtime.measuring.profiling.notes import Name, Notes
 from strata_runtime.measuring.profiling.stage import ProfiledStage, StageSpec, Taken
 from strata_runtime.measuring.profiling.stored import ShallowModels, make_models
 from strata_runtime.measuring.timing import copies_beyond_cache
+from strata_runtime.model.padding import pads
 
 PASSES = 3
 # A pipeline's seconds are sums of many steps, so each is told as it typically is. Of one thread's own time, which leaves out what other
@@ -200,7 +202,7 @@ class Survey:
         """Note the shapes, and which kernel runs for how many rows."""
         self._model = self._model or self._checked(shapes_of(stage.model, self.subject.fields))
         ranges: list[KernelRange] = []
-        for rows in (*_padded_sizes(self.subject.torch_device), MAX_STEP_TOKENS):
+        for rows in (*self._padded_sizes, MAX_STEP_TOKENS):
             kernel = stage.kernels(rows)
             if ranges and ranges[-1].kernel == kernel:
                 ranges.pop()
@@ -236,7 +238,7 @@ class Survey:
 
     def _profile(self, works: Sequence[Work]) -> LatencyProfile:
         assert self._model is not None
-        sizes, multiple = row_sizes(_padded_sizes(self.subject.torch_device))
+        sizes, multiple = row_sizes(self._padded_sizes)
         points = [
             self._point(name, work)
             for name in self.subject.formats
@@ -262,6 +264,13 @@ class Survey:
         )
         return self.base.with_formats(found) if self.base else found
 
+    @cached_property
+    def _padded_sizes(self) -> list[int]:
+        counts = range(1, _ROWS_LOOKED_AT + 1)
+        if self.subject.torch_device.type != "cpu" or not pads(COMPUTE_DTYPES[self.subject.compute_type]):
+            return [*counts]
+        return sorted({padded_rows(count) for count in counts})
+
     def _head(self, sequences: int) -> HeadPoint:
         return HeadPoint(sequences, self.notes.quantile(("head", sequences), TYPICAL)[2])
 
@@ -271,8 +280,7 @@ class Survey:
 
     def _point(self, name: FormatName, work: Work) -> LatencyPoint:
         layer, before, after = self.notes.quantile(_point_name(name, work), TYPICAL)
-        sizes = _padded_sizes(self.subject.torch_device)
-        rows = next((size for size in sizes if size >= work.total_tokens), MAX_STEP_TOKENS)
+        rows = next((size for size in self._padded_sizes if size >= work.total_tokens), MAX_STEP_TOKENS)
         kernel = next(each.kernel for each in self._kernels[name] if rows <= each.most_rows)
         return LatencyPoint(
             name, kernel, work.phase, work.sequences, work.tokens, work.past, layer, max(0.0, before + after)
@@ -296,9 +304,3 @@ def _runs(stage: ProfiledStage, work: Work) -> list[Taken]:
     while not runs or (len(runs) < MOST_RUNS and stage.clock() - begun + total < PASS_SECONDS):
         runs.append(stage.run(work))
     return runs
-
-
-def _padded_sizes(device: torch.device) -> list[int]:
-    if device.type != "cpu":
-        return list(range(1, _ROWS_LOOKED_AT + 1))
-    return sorted({padded_rows(count) for count in range(1, _ROWS_LOOKED_AT + 1)})

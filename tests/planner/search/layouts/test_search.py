@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from strata_planner.errors import ClusterError, InfeasibleError, WorkloadError
 from strata_planner.question.cluster import Cluster, Node
-from strata_planner.question.request import PlanRequest
+from strata_planner.question.request import GoalName, Objective, PlanRequest
+from strata_planner.question.workload import Workload
 from strata_planner.search.layouts.goals import Deadlines, Goal
 from strata_planner.search.layouts.pool import Pool
 from strata_planner.search.layouts.search import (
@@ -188,3 +189,25 @@ def test_fewer_bits_where_memory_is_short() -> None:
     plan = layout_plan(best_layout(request, QUICK))
     assert max(plan.replicas[0].stages[0].bits) <= 16
     assert min(plan.replicas[0].stages[0].bits) < 16
+
+
+@settings(max_examples=share(30, 6), deadline=None)
+@given(
+    counts=st.sampled_from([(2,), (3,), (1, 2), (3, 2)]),
+    goal=st.sampled_from(["throughput", "latency"]),
+    theta=st.sampled_from([0.01, 1.0, 100.0]),
+    sequences=st.sampled_from([4, 16, 64]),
+)
+def test_bits_that_need_not_be_taken_make_no_plan_worse(
+    counts: tuple[int, ...], goal: GoalName, theta: float, sequences: int
+) -> None:
+    """Also where memory is too small for most sequences at the bits that are worth most, or for all layers at any of them. By a tenth: kernels of more
+    widths take the room of a sequence of such small devices.
+    """
+    load = Workload(prompt_tokens=32, output_tokens=16, concurrency=sequences)
+    request = a_pool_request(
+        a_pool(**dict(zip("ab", counts, strict=False))), workload=load, theta=theta, objective=Objective(goal)
+    )
+    asked = [dataclasses.replace(request, allowed_bits=bits) for bits in ((4, 8, 16), (4,), (8,), (16,))]
+    free, *narrow = (best_layout(each, QUICK).value(each) for each in asked)
+    assert free >= max(narrow) - 0.1 * abs(max(narrow))
