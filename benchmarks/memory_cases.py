@@ -28,6 +28,7 @@ from strata_planner.costs.working import StepShape, Storage, working_memory
 from strata_planner.question.model import Model
 from strata_runtime.formats import COMPUTE_DTYPES
 from strata_runtime.formats.kernels import packed_rows
+from strata_runtime.model.padding import pads
 from strata_runtime.model.random_model import make_random_model
 
 THREADS = 1  # of each slot
@@ -283,7 +284,8 @@ def _memory(case: Case, model: Model, formats: dict[int, Any], ends: tuple[bool,
     kv = pages * PAGE_TOKENS * sum(kv_bytes_per_token(shape, 16, of) for shape in shapes.values())
     step = StepShape(case.micro_batch.max_step_tokens, case.micro_batch.decode, case.length)
     packed = frozenset(packed_rows(COMPUTE_DTYPES[of], THREADS).items())
-    storage = Storage(frozenset(formats.values()), of, on_cpu=True, packed_rows=packed)
+    pads_rows = pads(COMPUTE_DTYPES[of])
+    storage = Storage(frozenset(formats.values()), of, on_cpu=True, packed_rows=packed, pads_rows=pads_rows)
     held = structs.replace(model, layers=tuple(sharded(layer, case.ranks) for layer in model.layers))
     working = working_memory(held, step, storage, head=ends[1]).peak(kv)
     return StageMemory(weights, tables, kv, working, 0, weights + tables + kv + working)

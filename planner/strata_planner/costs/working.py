@@ -78,13 +78,15 @@ class Storage:
     on_cpu: bool
     kv_bits: int = 16
     packed_rows: frozenset[tuple[FormatName, int]] = frozenset()  # of the device's profile
+    pads_rows: bool = True  # likewise: a processor that keeps kernels
 
     @classmethod
     def on(
         cls, device: Accelerator, formats: frozenset[FormatName], compute_type: ComputeType, kv_bits: int
     ) -> "Storage":
         packed_rows = frozenset(device.profile.packed_rows.items())
-        return cls(formats, compute_type, device.name == CPU, kv_bits, packed_rows)
+        on_cpu = device.name == CPU
+        return cls(formats, compute_type, on_cpu, kv_bits, packed_rows, on_cpu and device.profile.pads_rows)
 
     @property
     def item(self) -> int:
@@ -94,6 +96,10 @@ class Storage:
         """Whether keys and values are read where they lie: by the native library, which also packs 16-bit weights."""
         packs = self.on_cpu and self.compute_type == "bfloat16" and dict(self.packed_rows).get("dense", 0) > 0
         return packs and not layer.latent and layer.head_dim % HEAD_LANES == 0 and layer.head_dim <= WIDEST_HEAD
+
+    def rows(self, tokens: int) -> int:
+        """That so many are multiplied in."""
+        return padded_rows(tokens) if self.pads_rows and self.on_cpu else tokens
 
     @property
     def packed_by_product(self) -> int:
@@ -125,7 +131,7 @@ class WorkingMemory:
 
 def working_memory(model: Model, step: StepShape, storage: Storage, *, head: bool) -> WorkingMemory:
     """The worst layer's terms at the worst of the formats. On CUDA the framework's own share is in its overhead."""
-    tokens = padded_rows(step.tokens) if storage.on_cpu else step.tokens
+    tokens = storage.rows(step.tokens)
     layers = set(model.layers)
     stream = (4 * tokens + FRAMES_UNDER_WAY * step.tokens) * model.hidden_size * storage.item
     written_out = model.architecture in WRITTEN_OUT
@@ -154,12 +160,12 @@ def row_numbers(least: int, most: int) -> int:
 def _logits_bytes(model: Model, step: StepShape, storage: Storage) -> int:
     """float32 ones are made from those of the compute type, where that differs."""
     rounded = 0 if storage.item == _FLOAT32 else storage.item
-    return padded_rows(step.sampled) * model.vocab_size * (rounded + _FLOAT32) + storage.packed_by_product
+    return storage.rows(step.sampled) * model.vocab_size * (rounded + _FLOAT32) + storage.packed_by_product
 
 
 def _kernel_bytes(model: Model, step: StepShape, storage: Storage, *, head: bool) -> int:
     """Once for each shape of a weight and each number of rows: what a slot that serves any requests ends up with."""
-    if storage.item == _FLOAT32:
+    if storage.item == _FLOAT32 or not storage.pads_rows:
         return 0
     decays = _decays(model)
     linears = {linear for layer in set(model.layers) for linear in layer.linears} - decays

@@ -34,6 +34,7 @@ Arithmetic = Literal["16-bit activations", "8-bit activations"]
 W = TypeVar("W", ChannelWeight, GroupWeight, PlanesWeight, Float8Weight, BlockFloat8Weight, StaticWeight, GptqWeight)
 
 ANY_TOKENS = 1 << 62
+_GROUP_FORMATS: tuple[FormatName, ...] = ("int4", "int3")
 
 
 @dataclass(frozen=True)
@@ -61,15 +62,29 @@ CHANNEL_KERNELS: tuple[Kernel[ChannelWeight], ...] = (
     Kernel("w8a8-int-mm", "w8a8", "8-bit activations", channel_kernels.int_mm_runs, channel_kernels.int_mm),
     Kernel("w8a8-reference", "w8a8", "8-bit activations", _always, channel_kernels.int8_reference),
 )
-GROUP_KERNELS: tuple[Kernel[GroupWeight], ...] = (
-    Kernel(
-        "int4-packed", "int4", "16-bit activations", group_kernels.packed_runs, group_kernels.packed, most_tokens=48
-    ),
-    Kernel("int4-dequantized", "int4", "16-bit activations", _always, group_kernels.dequantized),
-    Kernel(
-        "int3-packed", "int3", "16-bit activations", group_kernels.packed_runs, group_kernels.packed, most_tokens=48
-    ),
-    Kernel("int3-dequantized", "int3", "16-bit activations", _always, group_kernels.dequantized),
+GROUP_KERNELS: tuple[Kernel[GroupWeight], ...] = tuple(
+    kernel
+    for name in _GROUP_FORMATS
+    for kernel in (
+        Kernel(
+            f"{name}-native",
+            name,
+            "16-bit activations",
+            group_kernels.native_runs,
+            group_kernels.native,
+            most_tokens=48,
+        ),
+        Kernel(f"{name}-decoded", name, "16-bit activations", group_kernels.native_runs, group_kernels.decoded),
+        Kernel(
+            f"{name}-packed",
+            name,
+            "16-bit activations",
+            group_kernels.packed_runs,
+            group_kernels.packed,
+            most_tokens=48,
+        ),
+        Kernel(f"{name}-dequantized", name, "16-bit activations", _always, group_kernels.dequantized),
+    )
 )
 PLANE_KERNELS: tuple[Kernel[PlanesWeight], ...] = (
     *(

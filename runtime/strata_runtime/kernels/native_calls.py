@@ -26,7 +26,7 @@ def lined_up(matrix: Tensor) -> Tensor:
     return matrix if matrix.is_contiguous() or matrix.stride(1) == 1 else matrix.contiguous()
 
 
-DENSE, PLANES, PLANES_INT8, CHANNELS = range(4)  # kinds of products: `Kind` of kernels/native/layer.cpp
+DENSE, PLANES, PLANES_INT8, CHANNELS, PLANES_DECODED = range(5)  # kinds of products: `Kind` of kernels/native/layer.cpp
 _PRODUCT = struct.Struct("3q168s")
 
 

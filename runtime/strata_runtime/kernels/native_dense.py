@@ -41,6 +41,11 @@ def onednn_multiplies() -> bool:
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())  # noqa: SLF001, torch has no public name for it
 
 
+def alone(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether nothing else here has products of bfloat16 that are worth a call."""
+    return multiplies(dtype, device) and not onednn_multiplies()
+
+
 def takes(dtype: torch.dtype, device: torch.device) -> bool:
     """Whether they are the fastest for linears: where a processor has tiles of its own for them (AMX), oneDNN uses those, the library does not; and
     oneDNN multiplies bfloat16 in AVX-512 without BF16, too, where the library has AVX2.
@@ -51,7 +56,7 @@ def takes(dtype: torch.dtype, device: torch.device) -> bool:
 
 def multiply_once(tokens: Tensor, weight: Tensor) -> Tensor:
     """tokens [M, K], weight [N, K] of one type -> [M, N]: of a weight that has just been made and is needed no more."""
-    if tokens.shape[0] >= _MANY_TOKENS and multiplies(tokens.dtype, tokens.device) and not onednn_multiplies():
+    if tokens.shape[0] >= _MANY_TOKENS and alone(tokens.dtype, tokens.device):
         return PackedProduct(pack(weight))(tokens)
     return functional.linear(tokens, weight)
 

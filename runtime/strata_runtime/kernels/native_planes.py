@@ -84,6 +84,11 @@ def stored_linear(tokens: Tensor, stored: Stored) -> Tensor:
     return _multiply("strata_planes_linear", tokens, stored)
 
 
+def decoded_linear(tokens: Tensor, stored: Stored) -> Tensor:
+    """As `planes_linear` of bfloat16 where the library `native_dense.multiplies` it, for many tokens; sums are those of the dense product."""
+    return _multiply("strata_planes_decoded_linear", tokens, stored)
+
+
 def stored_linear_int8(tokens: Tensor, stored: Stored) -> Tensor:
     """As `planes_linear_int8`."""
     if tokens.shape[1] > MOST_INPUTS_INT8:

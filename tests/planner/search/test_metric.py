@@ -3,6 +3,7 @@
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -56,3 +57,10 @@ def test_where_none_or_all_are_in_time_the_quicker_plan_is_the_better_one(one: P
     )
     by = metric("slo")
     assert by.of(quick, 8) > by.of(one, 8) or 0 < by.of(one, 8) == by.of(quick, 8) < 1
+
+
+@given(one=predictions, cost=st.floats(0.1, 50))
+def test_a_load_that_takes_two_turns_costs_twice(one: Prediction, cost: float) -> None:
+    by = metric("cost")
+    assert by.of(one, 4, cost) == pytest.approx(2 * by.of(one, 8, cost))
+    assert by.of(one, 16, cost) == pytest.approx(by.of(one, 8, cost))  # nobody waits for fewer than one turn

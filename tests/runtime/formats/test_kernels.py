@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from strata_runtime.formats import features, kernels, make_linear, reference
 from strata_runtime.formats.kernels import CHANNEL_KERNELS, GROUP_KERNELS, Kernel
 from strata_runtime.formats.rounded.rounded_linear import ChannelLinear, GroupLinear, channel_weight
+from strata_runtime.kernels import native_dense
 from tests.laws import share
 
 torch.set_num_threads(1)
@@ -87,12 +88,17 @@ def test_tokens_choose_only_among_kernels_of_equal_arithmetic() -> None:
         ("int4", 1, torch.float32, "int4-dequantized"),
         ("int3", 1, torch.bfloat16, "int3-packed"),
         ("int3", 4096, torch.bfloat16, "int3-dequantized"),
+        ("int4", 1, torch.bfloat16, "int4-native"),
+        ("int4", 4096, torch.bfloat16, "int4-decoded"),
+        ("int3", 1, torch.bfloat16, "int3-native"),
     ],
 )
 def test_the_number_of_tokens_chooses_the_kernel(
     format_name: str, count: int, dtype: torch.dtype, chosen: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Our own where nothing else multiplies bfloat16."""
     monkeypatch.setattr(features, "int4pack_on_cpu", lambda: True)
+    monkeypatch.setattr(native_dense, "alone", lambda *_: chosen.endswith(("native", "decoded")))
     module = a_linear(ALL_KERNELS[chosen], (64, 128), dtype)
     assert isinstance(module, GroupLinear)
     selected = kernels.select(GROUP_KERNELS, module.format, some_tokens(count, 128, dtype), module.stored)

@@ -13,6 +13,7 @@ from strata_runtime.formats.planes.planes import TILE_COLUMNS, pack_planes
 from strata_runtime.formats.weights import PlanesWeight
 from strata_runtime.kernels import native_planes
 from strata_runtime.kernels.native import library
+from strata_runtime.kernels.native_dense import PackedProduct, pack
 from tests.laws import share
 
 torch.set_num_threads(1)
@@ -262,3 +263,14 @@ def test_without_the_library_the_reference_runs(monkeypatch: pytest.MonkeyPatch)
     weight, tokens = a_weight((7, 130), 4, torch.float32), some_tokens(3, 130, torch.float32)
     assert select(PLANE_KERNELS, "any4", tokens, weight).name == "any4-dequantized"
     assert select(PLANE_KERNELS, "any4_a8", tokens, weight).name == "any4_a8-reference"
+
+
+@pytest.mark.parametrize("level", ["avx2"], indirect=True)
+@given(shape=shapes, bits=st.integers(1, 8), count=st.one_of(st.integers(1, 20), st.just(131)))
+@settings(max_examples=share(40), deadline=None, suppress_health_check=SAME_LEVEL)
+def test_in_avx2_a_weight_decoded_as_it_is_met_gives_the_bits_of_the_dense_product(
+    level: str, shape: tuple[int, int], bits: int, count: int
+) -> None:
+    weight, tokens = a_weight(shape, bits, torch.bfloat16), some_tokens(count, shape[1], torch.bfloat16)
+    dense = PackedProduct(pack(weight.dequantized().bfloat16()))
+    assert torch.equal(native_planes.decoded_linear(tokens, weight.native), dense(tokens)), level

@@ -16,6 +16,9 @@ from strata_planner.search.layouts.pipelines import Curve, Pipeline
 from strata_planner.search.metric import SPARE, share_in_time
 
 
+_NEARLY = 1e-3  # of a request in time: what one is worth that is late
+
+
 @dataclass(frozen=True)
 class Deadlines:
     """Seconds of a request, each a level of service, and the rates at which requests come."""
@@ -83,22 +86,26 @@ def most_tokens(load: Load, pipelines: Sequence[Pipeline]) -> Judged:
     steps = sorted(
         (-gain, place, more, rung) for place, each in enumerate(pipelines) for gain, more, rung in each.steps
     )
-    dealt = [_Dealt()] * len(pipelines)
-    placed, tokens, lost = 0, 0.0, 0.0  # sequences; a second, nothing taken off; of all sequences together
-    best = Judged(0.0, (0,) * len(pipelines))
-    for negative, place, more, rung in steps:
-        taken, old = min(more, load.total - placed), dealt[place]
-        if not taken:
+    dealt, placed = [_Dealt()] * len(pipelines), 0
+    tokens = lost = best = 0.0  # a second, nothing taken off; of all sequences together
+    taken, until = list[tuple[int, int]](), 0
+    for negative, place, most, rung in steps:
+        more, old = min(most, load.total - placed), dealt[place]
+        if not more:
             break
-        penalty = old.penalty + (pipelines[place].penalties[rung] - old.penalty) * taken / more
-        new = dealt[place] = _Dealt(old.share + taken, old.rate - negative * taken, penalty)
-        placed += taken
+        penalty = old.penalty + (pipelines[place].penalties[rung] - old.penalty) * more / most
+        new = dealt[place] = _Dealt(old.share + more, old.rate - negative * more, penalty)
+        placed += more
         tokens += new.tokens(load) - old.tokens(load)
         lost += new.share * new.penalty - old.share * old.penalty
+        taken.append((place, more))
         score = placed * load.tokens / (placed * load.tokens / tokens + lost / placed)
-        if score > best.score:
-            best = Judged(score, tuple(each.share for each in dealt))
-    return best
+        if score > best:
+            best, until = score, len(taken)
+    shares = [0] * len(pipelines)
+    for place, more in taken[:until]:
+        shares[place] += more
+    return Judged(best, tuple(shares))
 
 
 class _Dealt(NamedTuple):
@@ -184,14 +191,15 @@ def in_proportion(shares: Sequence[int], total: int) -> tuple[int, ...]:
 
 
 def _punctual(curve: Curve, best_rate: float, used: Sequence[float], deadlines: Deadlines) -> float:
-    """The mean over rates and deadlines of the share in time: all of it well below the deadline, none well above."""
+    """The mean over rates and deadlines of the share in time: all of it well below the deadline, none well above, where nearer is a little better."""
     score = 0.0
     for share in used:
         rung = next((rung for rung, rate in enumerate(curve.rates) if rate >= share * best_rate), None)
         if rung is None:
             continue
         seconds = curve.seconds[rung]
-        score += sum(share_in_time(deadline, seconds) for deadline in deadlines.seconds)
+        for deadline in deadlines.seconds:
+            score += share_in_time(deadline, seconds) + _NEARLY * min(1.0, deadline / seconds)
     return score / len(used) / len(deadlines.seconds)
 
 

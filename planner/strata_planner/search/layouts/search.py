@@ -33,7 +33,8 @@ _SOLVED_OF_FEW = 3
 _UNSURE = 0.05  # by which solving may change what is estimated, as a share
 _MOST_TURNS = 8  # of a replica's ring of stages
 _FILLS = 4  # halvings of the sequences in flight between two rungs of the ladder
-_MOST_WORK = 5_000_000  # of estimating pipelines: two or three seconds
+_MOST_WORK = 2_500_000  # of estimating pipelines and solving replicas: two or three seconds
+_WORK_OF_SOLVING = 40_000
 _SECONDS_OF_WORK = 5.0  # time that a search has for that; with less of it there is less to do
 _ISLANDS, _MANY_DEVICES = 3, 24  # populations that know nothing of each other; of many devices there is one
 
@@ -346,6 +347,7 @@ class _Solver:
 
     def _near(self, key: "_Key", order: Order) -> SolvedReplica | None:
         if key not in self._nearly:
+            self._genetic.pipelines.work += _WORK_OF_SOLVING
             self._nearly[key] = nearly_solved(self._request, order, key.share, key.split)
         known = self._nearly[key]
         return None if known is None else known.on(order)

@@ -15,7 +15,7 @@ from strata_runtime.formats.kernels import PLANE_KERNELS, Kernel, select
 from strata_runtime.formats.planes import plane_kernels
 from strata_runtime.formats.quant_linear import QuantLinear
 from strata_runtime.formats.weights import PlanesWeight
-from strata_runtime.kernels.native_calls import PLANES, PLANES_INT8, product
+from strata_runtime.kernels.native_calls import PLANES, PLANES_DECODED, PLANES_INT8, product
 
 
 class AnyLinear(QuantLinear):
@@ -80,8 +80,10 @@ class AnyLinear(QuantLinear):
     def native_product(self, tokens: int) -> bytes | None:
         stored = self.stored
         if tokens not in self._products:
-            kernel = select(PLANE_KERNELS, self.format, stored.table.new_empty(tokens, self.in_features), stored)
-            kind = _NATIVE_KINDS.get(kernel.run)
+            meant = stored.table.new_empty(tokens, self.in_features)
+            kind = _NATIVE_KINDS.get(select(PLANE_KERNELS, self.format, meant, stored).run)
+            if kind == PLANES_DECODED and not plane_kernels.decodes_itself(meant):
+                kind = None
             if kind is not None and stored.table.dtype is torch.bfloat16:
                 self._products[tokens] = product(kind, self.in_features, self.bias, stored.native.numbers)
             else:
@@ -106,7 +108,11 @@ class AnyLinear(QuantLinear):
         self._products: dict[int, bytes | None] = {}  # by number of tokens
 
 
-_NATIVE_KINDS: dict[object, int] = {plane_kernels.native: PLANES, plane_kernels.native_int8: PLANES_INT8}
+_NATIVE_KINDS: dict[object, int] = {
+    plane_kernels.native: PLANES,
+    plane_kernels.native_int8: PLANES_INT8,
+    plane_kernels.decoded: PLANES_DECODED,
+}
 
 
 def _name(place: int) -> str:

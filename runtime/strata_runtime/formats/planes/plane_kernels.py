@@ -12,7 +12,7 @@ from strata_runtime.formats.pieces import multiply_in_pieces
 from strata_runtime.formats.planes.planes import unpack_planes
 from strata_runtime.formats.quantizers import quantize_channels
 from strata_runtime.formats.weights import PlanesWeight
-from strata_runtime.kernels import native_planes
+from strata_runtime.kernels import native_dense, native_planes
 
 WEIGHTS_AT_A_TIME = 1 << 20  # decoded at once: temporaries of 12 MB
 NATIVE_WEIGHTS_AT_A_TIME = 1 << 19  # of 16 bits they stay in the cache until they are multiplied
@@ -31,8 +31,15 @@ def native(tokens: Tensor, weight: PlanesWeight) -> Tensor:
     return native_planes.stored_linear(tokens, weight.native)  # without the dispatcher's two microseconds
 
 
+def decodes_itself(tokens: Tensor) -> bool:
+    """Whether `decoded` is one call of the native library."""
+    return native_dense.alone(tokens.dtype, tokens.device)
+
+
 def decoded(tokens: Tensor, weight: PlanesWeight) -> Tensor:
-    """Some rows of the weight to the compute type by the native library, then torch's dense product."""
+    """Some rows of the weight to the compute type by the native library, then a dense product: its own where that is the only one, else torch's."""
+    if decodes_itself(tokens):
+        return native_planes.decoded_linear(tokens, weight.native)
 
     def rows(start: int, stop: int) -> Tensor:
         planes = [plane[start:stop] for plane in weight.planes]

@@ -1,7 +1,7 @@
 """Products with a GroupWeight (`int4`, `int3`). Listed and chosen in `kernels`; each is tested against `reference`.
 
-Both work on the nibbles of whole blocks of rows: three bits become nibbles a few blocks at a time, so that nothing but the planes persists
-and temporaries stay within the cache.
+All work on the nibbles of whole blocks of rows: three bits become nibbles a few blocks, or in the native library a group, at a time, so that nothing but
+the planes persists and temporaries stay within the cache.
 """
 
 from collections.abc import Iterator
@@ -12,12 +12,40 @@ from torch import Tensor
 from strata_runtime.formats import features, packing
 from strata_runtime.formats.quantizers import CODE_OFFSET
 from strata_runtime.formats.weights import GroupWeight
+from strata_runtime.kernels import native_dense, native_groups
 from strata_runtime.kernels.native_dense import multiply_once
 
 HALF_BLOCK = packing.BLOCK_ROWS // 2
 JOINED_AT_A_TIME = 1 << 21  # weights whose planes are joined at once, 1 MB of nibbles
 WEIGHTS_AT_A_TIME = 1 << 21  # dequantized at once: temporaries of 9 MB
 WEIGHTS_AT_A_TIME_ON_CUDA = 1 << 26
+
+
+def native_runs(tokens: Tensor, weight: GroupWeight) -> bool:
+    """Where nothing else multiplies bfloat16: torch's kernel for few bits goes number by number there."""
+    return native_dense.alone(tokens.dtype, tokens.device) and weight.scales_and_zeros.dtype is torch.bfloat16
+
+
+def native(tokens: Tensor, weight: GroupWeight) -> Tensor:
+    """Straight from the nibbles, in the native library."""
+    return _native(tokens, weight, rounds=False)
+
+
+def decoded(tokens: Tensor, weight: GroupWeight) -> Tensor:
+    """A group of a block at a time to bfloat16, then as a packed weight, in the native library."""
+    return _native(tokens, weight, rounds=True)
+
+
+def _native(tokens: Tensor, weight: GroupWeight, *, rounds: bool) -> Tensor:
+    """Whole blocks; the other rows are dequantized."""
+    tokens = _padded(tokens, weight)
+    out = tokens.new_empty(tokens.shape[0], weight.out_features)
+    for part in packing.segments(weight.out_features):
+        if part.rows == packing.BLOCK_ROWS:
+            native_groups.blocks_linear(tokens, weight.planes, weight.scales_and_zeros, part.stop, out, rounds=rounds)
+        else:
+            out[:, part.start : part.stop] = _dense(tokens, weight, part)
+    return out
 
 
 def packed_runs(tokens: Tensor, _weight: GroupWeight) -> bool:

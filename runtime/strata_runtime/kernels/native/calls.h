@@ -87,6 +87,7 @@ STRATA_API void strata_rotate(const strata::RotateCall* call);
 STRATA_API void strata_gate(const strata::GateCall* call);
 STRATA_API void strata_dense_linear(const strata::DenseCall* call);
 STRATA_API void strata_planes_linear(const strata::PlanesCall* call);
+STRATA_API void strata_planes_decoded_linear(const strata::PlanesCall* call);
 STRATA_API void strata_planes_linear_int8(const strata::PlanesCall* call);
 STRATA_API void strata_channel_linear(const strata::ChannelCall* call);
 STRATA_API void strata_attend(const strata::AttentionCall* call);

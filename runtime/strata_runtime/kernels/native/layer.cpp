@@ -7,7 +7,7 @@ using namespace strata;
 
 namespace {
 
-enum class Kind : int64_t { dense = 0, planes = 1, planes_int8 = 2, channels = 3 };
+enum class Kind : int64_t { dense = 0, planes = 1, planes_int8 = 2, channels = 3, planes_decoded = 4 };
 
 // A linear. `weight`: what names it in a DenseCall, a PlanesCall or a ChannelCall, in their order.
 struct Product {
@@ -59,7 +59,16 @@ void multiply(const Product& product, const uint16_t* tokens, int64_t count, uin
     call.planes[place] = w[5 + place];
     call.strides[place] = w[5 + kMostBits + place];
   }
-  (static_cast<Kind>(product.kind) == Kind::planes ? strata_planes_linear : strata_planes_linear_int8)(&call);
+  switch (static_cast<Kind>(product.kind)) {
+    case Kind::planes:
+      strata_planes_linear(&call);
+      break;
+    case Kind::planes_decoded:
+      strata_planes_decoded_linear(&call);
+      break;
+    default:
+      strata_planes_linear_int8(&call);
+  }
   if (product.bias) rowwise().add(out, pointer<const uint16_t>(product.bias), 0, count, rows, out);
 }
 

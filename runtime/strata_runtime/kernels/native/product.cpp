@@ -66,6 +66,15 @@ STRATA_API void strata_planes_linear(const PlanesCall* call) {
   });
 }
 
+// The same of bfloat16, in the order of strata_dense_linear's additions: decoded as they are met, which many tokens make up for.
+STRATA_API void strata_planes_decoded_linear(const PlanesCall* call) {
+#if STRATA_X86
+  planes_decoded_avx2(*call, weight_of(*call));
+#else
+  strata_planes_linear(call);
+#endif
+}
+
 // The same with int8 activations (any4_a8).
 STRATA_API void strata_planes_linear_int8(const PlanesCall* call) {
   const Planes weight = weight_of(*call);

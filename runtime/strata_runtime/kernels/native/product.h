@@ -1,7 +1,7 @@
 // Products of activations with a weight in bit-planes: what the paths of the processors offer to `product.cpp`, which chooses among them.
 // out: [tokens, rows] of the activations' type, rows `out_stride` items apart.
 #pragma once
-#include "planes.h"
+#include "calls.h"
 
 namespace strata {
 
@@ -22,6 +22,7 @@ struct Groups {
 void product_float(const Matrix& tokens, const Planes& weight, void* out, int64_t out_stride, int threads);
 void product_bfloat16_avx512(const Matrix& tokens, const Planes& weight, uint16_t* out, int64_t out_stride, int threads);
 void product_bfloat16_avx2(const Matrix& tokens, const Planes& weight, uint16_t* out, int64_t out_stride, int threads);
+void planes_decoded_avx2(const PlanesCall& call, const Planes& weight);
 
 bool groups_bfloat16_avx512_takes(const Groups& groups);
 void product_groups_bfloat16_avx512(const Matrix& tokens, const Planes& weight, const Groups& groups, uint16_t* out, int64_t out_stride, int threads);

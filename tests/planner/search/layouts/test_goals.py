@@ -1,0 +1,58 @@
+"""Who serves, and with how many sequences: what a goal is judged by is what plans are compared by."""
+
+from itertools import pairwise
+
+import pytest
+
+from strata_planner.search.layouts.goals import Deadlines, Goal, Load, judge
+from strata_planner.search.layouts.pipelines import Curve, Pipeline
+from strata_planner.search.layouts.stages import EVENLY, Split
+
+RUNGS = (1, 2, 4)
+LOAD = Load(RUNGS, total=4, tokens=100)
+
+
+def a_pipeline(rates: tuple[float, ...], penalties: tuple[float, ...] = (0.0, 0.0, 0.0)) -> Pipeline:
+    """Rates with what bits cost taken off, each more than the one before by no more than that was."""
+    seconds = tuple(
+        sequences * LOAD.tokens / rate - penalty if rate else 0.0
+        for sequences, rate, penalty in zip(RUNGS, rates, penalties, strict=True)
+    )
+    ends = list(zip((0, *RUNGS), (0.0, *rates), strict=True))
+    steps = tuple(
+        ((rate - before) / (sequences - fewer), sequences - fewer, rung)
+        for rung, ((fewer, before), (sequences, rate)) in enumerate(pairwise(ends))
+        if rate > before
+    )
+    curve = Curve(2, rates, seconds)
+    return Pipeline(rates, seconds, penalties, ((), (), ()), (Split(1, EVENLY),) * 3, (curve,), steps)
+
+
+def test_some_wait_where_room_for_all_would_cost_too_much_quality() -> None:
+    """Four at once fit at bits only that cost 300 seconds; two after two take twice as long."""
+    one = a_pipeline((10.0, 20.0, 1.2), (1.0, 1.0, 300.0))
+    judged = judge(Goal("latency"), LOAD, [one], [1.0])
+    assert judged.shares == (2,)
+    assert judged.score == pytest.approx(-(2 * one.seconds[1] + 1.0))
+
+
+def test_a_replica_whose_bits_spoil_the_mean_stays_out() -> None:
+    good, bad = a_pipeline((10.0, 19.0, 30.0)), a_pipeline((0.3, 0.0, 0.0), (300.0, 0.0, 0.0))
+    assert judge(Goal(), LOAD, [good, bad], [1.0, 1.0]).shares == (4, 0)
+    assert judge(Goal(), Load(RUNGS, total=5, tokens=100), [good, bad], [1.0, 1.0]).shares == (4, 0)
+
+
+def test_a_replica_that_is_late_for_all_stays_out() -> None:
+    """It would get its part of the requests all the same."""
+    quick, slow = a_pipeline((20.0, 38.0, 60.0)), a_pipeline((3.0, 5.0, 6.0))
+    goal = Goal("slo", Deadlines((8.0,), (0.3,)))
+    judged = judge(goal, LOAD, [quick, slow], [1.0, 1.0])
+    assert judged.shares[1] == 0
+    assert judged.score > judge(goal, LOAD, [quick, quick], [1.0, 1.0]).score - 0.1
+
+
+def test_cost_counts_turns() -> None:
+    """A cheap one with room for half of the load takes it twice; beside it a dearer one serves all at once."""
+    cheap, dear = a_pipeline((10.0, 20.0, 0.0)), a_pipeline((10.0, 20.0, 0.0))
+    assert judge(Goal("cost"), LOAD, [cheap, dear], [1.0, 1.5]).shares == (2, 2)
+    assert judge(Goal("cost"), LOAD, [cheap, dear], [1.0, 9.0]).shares == (2, 0)
