@@ -15,7 +15,6 @@ from strata_planner.question.request import GoalName, PlanRequest
 from strata_planner.search.layouts.pipelines import Curve, Pipeline
 from strata_planner.search.metric import SPARE, share_in_time
 
-
 _NEARLY = 1e-3  # of a request in time: what one is worth that is late
 
 
