@@ -1,5 +1,6 @@
-"""A split of one candidate in a few milliseconds: water-filled at each bit-width, rounded to whole layers; then memory that is left goes to
-layers of more bits, where that pays. Called by `solved`.
+"""A split of one candidate in a few milliseconds: water-filled at each bit-width, rounded to whole layers.
+
+Memory that is left goes to layers of more bits, where that pays. Called by `solved`.
 """
 
 import math
