@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from strata_planner.contract.formats import FormatName
+from strata_planner.contract.formats import ComputeType, FormatName
 from strata_planner.contract.values import Value
 
 
@@ -65,6 +65,10 @@ class DeviceProfile(Value, frozen=True):
     pads_rows: bool = True
     unpacked_per_second: dict[FormatName, float] = msgspec.field(default_factory=dict)
     few_rows_efficiency: dict[FormatName, tuple[float, ...]] = msgspec.field(default_factory=dict)
+
+    def pads(self, compute_type: ComputeType) -> bool:
+        """Whether a processor pads the rows of steps in this type: what `pads_rows` says is of bfloat16."""
+        return self.pads_rows or compute_type != "bfloat16"
 
     def slowed(self, share: float) -> "DeviceProfile":
         """The device when it has this share of its time. What its node's memory gives all devices together is as it was."""

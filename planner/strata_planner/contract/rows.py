@@ -8,6 +8,9 @@ memory. The runtime pads by this rule, the planner counts kernels by it. Where i
 from bisect import bisect_left
 
 MANY_ROWS = 128
+TOKENS_AS_FLOATS = (
+    96  # of a step that the native library has as floats at once where nothing is padded, in memory that it keeps
+)
 TIMED_ROWS = (2, 4, 8, 16)  # of which a measured profile says what products reach (`DeviceProfile.few_rows_efficiency`)
 # From 16 rows on every row is work: a prompt of 64 tokens beside three decoding sequences, or one of 128, must not pay for half as many again.
 FEW_ROWS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512)

@@ -71,7 +71,7 @@ def linear_seconds(linear: Linear, format_name: FormatName, rates: Rates, tokens
         multiplying = 2 * rows * weights / flops + (unpacked if tokens > packed else 0.0)
         return max(multiplying, reading + tokens * row_moved) / _few_rows_efficiency(profile, format_name, rows)
 
-    rows = padded_rows(tokens) if rates.name == CPU and profile.pads_rows else tokens
+    rows = padded_rows(tokens) if rates.name == CPU and profile.pads(rates.compute_type) else tokens
     # More rows take no less, however quick the next number is that was timed.
     fewer = [each for each in (1, *TIMED_ROWS) if each < rows] if format_name in profile.few_rows_efficiency else []
     return linear.copies * max([of(tokens, rows), *(of(each, each) for each in fewer)])

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 
 from strata_planner.contract.architectures import ROUTING
 from strata_planner.contract.formats import ANY_PRECISION, COMPUTE_TYPE_BYTES, FORMAT_NAMES, ComputeType, FormatName
-from strata_planner.contract.rows import FEW_ROWS, MANY_ROWS, padded_rows
+from strata_planner.contract.rows import FEW_ROWS, MANY_ROWS, TOKENS_AS_FLOATS, padded_rows
 from strata_planner.contract.sequence_state import SequenceState
 from strata_planner.question.catalogue import CPU
 from strata_planner.question.cluster import Accelerator
@@ -86,7 +86,7 @@ class Storage:
     ) -> "Storage":
         packed_rows = frozenset(device.profile.packed_rows.items())
         on_cpu = device.name == CPU
-        return cls(formats, compute_type, on_cpu, kv_bits, packed_rows, on_cpu and device.profile.pads_rows)
+        return cls(formats, compute_type, on_cpu, kv_bits, packed_rows, on_cpu and device.profile.pads(compute_type))
 
     @property
     def item(self) -> int:
@@ -111,7 +111,7 @@ class WorkingMemory:
     """Peak bytes of a stage beside stored weights and KV. What is alive together is added, what follows is not."""
 
     modules: int  # a role's objects in the process
-    kernels: int  # kept by oneDNN for every row number that steps within the plan's limits can have
+    kernels: int  # kept by oneDNN for every row number that steps within the plan's limits can have; or by the native library for its products
     stream: int  # hidden states: the frame, its padded copy, the stream, its normalised copy, frames in sockets
     layer: int  # the worst moment of the worst layer: norm, rotation, attention, MLP, weights brought back; with the heap's holes
     logits: int  # of the sampled rows, in the compute type and in float32 (last stage)
@@ -164,9 +164,14 @@ def _logits_bytes(model: Model, step: StepShape, storage: Storage) -> int:
 
 
 def _kernel_bytes(model: Model, step: StepShape, storage: Storage, *, head: bool) -> int:
-    """Once for each shape of a weight and each number of rows: what a slot that serves any requests ends up with."""
-    if storage.item == _FLOAT32 or not storage.pads_rows:
+    """Once for each shape of a weight and each number of rows: what a slot that serves any requests ends up with. Where nothing is padded nothing
+    is kept of numbers of rows; the native library keeps room for a step's tokens.
+    """
+    if storage.item == _FLOAT32:
         return 0
+    if not storage.pads_rows:
+        widest = max(linear.in_features for layer in set(model.layers) for linear in layer.linears)
+        return min(step.tokens, TOKENS_AS_FLOATS) * max(widest, head * model.embedding_size) * _FLOAT32
     decays = _decays(model)
     linears = {linear for layer in set(model.layers) for linear in layer.linears} - decays
     packed_rows = PACKED_ROWS | dict(storage.packed_rows)

@@ -107,8 +107,9 @@ def _searched(request: PlanRequest, hints: Sequence[Plan], watch: Watch, *, quic
     found = [_of_all(layout, _limit(request, quick=quick)) for layout in tried if layout is not None]
     few = not quick and sum(pool.whole) <= _PROVEN_DEVICES and request.objective.goal == "throughput"
     if request.solver == "auto" and 1 in request.tensor_parallel and (few or not found or _mixes(request)):
-        left = _limit(request, quick=quick) - (time.monotonic() - started)
-        found += _pipeline_as_layout(request, max(_LEAST_PROOF_SECONDS, min(_PROOF_SECONDS, left)))
+        limit = _limit(request, quick=quick)
+        left = min(limit, max(_LEAST_PROOF_SECONDS, limit - (time.monotonic() - started)))
+        found += [_of_all(each, limit) for each in _pipeline_as_layout(request, min(_PROOF_SECONDS, left))]
     if not found and 1 not in request.tensor_parallel:
         degrees = ", ".join(map(str, request.tensor_parallel))
         held = "no groups of so many equal devices of one node, which divide the model's heads, hold"
@@ -131,7 +132,7 @@ def _of_all(layout: Layout, seconds: float) -> Layout:
 
 
 def _mixes(request: PlanRequest) -> bool:
-    """Whether layers can have to have unlike bits, which only the exact search sees to: estimates give a replica's layers the same."""
+    """Whether layers can have to have unlike bits, which only the exact search sees to: estimates give a replica's layers the same, or two."""
     return request.penalty_bound is not None or len(set(request.model.stored_formats or ())) > 1
 
 

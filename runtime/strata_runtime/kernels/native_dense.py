@@ -38,7 +38,8 @@ def multiplies(dtype: torch.dtype, device: torch.device) -> bool:
 @cache
 def onednn_multiplies() -> bool:
     """Whether oneDNN multiplies bfloat16 here. Else torch does so number by number: an eighth of what it does in float32 on processors with AVX2 alone."""
-    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())  # noqa: SLF001, torch has no public name for it
+    there = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return there and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())  # noqa: SLF001, torch has no public name for it
 
 
 def alone(dtype: torch.dtype, device: torch.device) -> bool:

@@ -27,7 +27,11 @@ def blocks_linear(
         raise ValueError(
             f"tokens {tokens.dtype}, scales {scales_and_zeros.dtype} must be bfloat16, and {rows} rows whole blocks of {BLOCK_ROWS}"
         )
-    if columns % groups or columns // groups % 2 or sum(plane.numel() for plane in planes) < rows * columns * 3 // 8:
+    shares = (2,) if len(planes) == 1 else (4, 8)  # weights of a byte
+    held = all(
+        each.is_contiguous() and each.numel() * n >= rows * columns for each, n in zip(planes, shares, strict=True)
+    )
+    if columns % (4 * groups) or not held or out.dtype is not tokens.dtype or out.stride(1) != 1:
         raise ValueError(f"tokens {list(tokens.shape)} do not fit {groups} groups and planes of {[*map(len, planes)]}")
     tokens, pairs = lined_up(tokens), scales_and_zeros.contiguous()
     lowest = planes[1].data_ptr() if len(planes) > 1 else 0

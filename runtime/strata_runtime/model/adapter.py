@@ -30,7 +30,7 @@ from transformers.modeling_utils import LoadStateDictConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from strata_planner.contract.architectures import check_architecture
-from strata_planner.contract.rows import padded_rows
+from strata_planner.contract.rows import TOKENS_AS_FLOATS, padded_rows
 from strata_planner.contract.sequence_state import SequenceState, states_of
 from strata_planner.contract.text_part import PREFIXES, text_part
 from strata_runtime.errors import InputError, reason_of
@@ -422,8 +422,8 @@ class ModelSlice:
 
     def kernel_sizes(self, batch: Batch) -> set[tuple[str, int, int]]:
         """All that the libraries make kernels for in a step of this batch on a processor: what, its rows, its keys."""
-        if not pads(self.dtype):
-            return set()
+        if not pads(self.dtype):  # the native library's room for a step's tokens
+            return {("tokens", padded_rows(min(batch.tokens, TOKENS_AS_FLOATS)), 0)}
         linears = {("linears", padded_rows(batch.tokens), 0), ("head", padded_rows(len(batch.sample_rows)), 0)}
         return linears | {("attention", *size) for size in kernel_sizes(batch, self.step.rules.values())}
 

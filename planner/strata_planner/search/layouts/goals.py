@@ -92,7 +92,8 @@ def most_tokens(load: Load, pipelines: Sequence[Pipeline]) -> Judged:
         more, old = min(most, load.total - placed), dealt[place]
         if not more:
             break
-        penalty = old.penalty + (pipelines[place].penalties[rung] - old.penalty) * more / most
+        there = pipelines[place].penalties[rung]
+        penalty = old.penalty + (there - old.penalty) * more / most if old.share else there
         new = dealt[place] = _Dealt(old.share + more, old.rate - negative * more, penalty)
         placed += more
         tokens += new.tokens(load) - old.tokens(load)
@@ -148,6 +149,10 @@ def _in_time(deadlines: Deadlines, load: Load, pipelines: Sequence[Pipeline]) ->
     serving, best = list(range(len(pipelines))), Judged(-math.inf, (0,) * len(pipelines))
     while serving:
         judged, values = _in_time_together(deadlines, load, pipelines, serving)
+        dealt = [place for place in serving if judged.shares[place]]
+        if 0 < len(dealt) < len(serving):  # more replicas than sequences: they can do nothing for anyone
+            serving = dealt
+            continue
         if judged.score <= best.score:
             break
         best = judged

@@ -202,7 +202,8 @@ class Pipelines:
             for place, (group, devices) in enumerate(zip(groups, order, strict=True))
         ]
         room = np.array([each.most_layers for each in tables])
-        most, layers = np.floor(room), self.request.model.num_layers
+        layers = self.request.model.num_layers
+        most = np.minimum(np.floor(room), layers)
         fits = (most.sum(axis=0) >= layers) & (most.min(axis=0) >= 1) & columns.worth
         if not fits.any():
             return Estimate.nothing(len(self.stages.rungs))
@@ -239,7 +240,7 @@ class Pipelines:
         if not chosen.size:
             return
         self.work += chosen.size * len(room)
-        load, dealt = columns.load.at(chosen), room[:, chosen] * (layers / low[kept])
+        load, dealt = columns.load.at(chosen), np.maximum(1.0, room[:, chosen] * (layers / low[kept]))
         cheap, dear = steps.at(chosen).of(dealt), steps.at(chosen + 1).of(dealt)
         best.offer(chosen, load, steady(cheap.towards(dear, share), load), self.request.theta * penalty)
 

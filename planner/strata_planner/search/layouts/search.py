@@ -34,7 +34,7 @@ _UNSURE = 0.05  # by which solving may change what is estimated, as a share
 _MOST_TURNS = 8  # of a replica's ring of stages
 _FILLS = 4  # halvings of the sequences in flight between two rungs of the ladder
 _MOST_WORK = 2_500_000  # of estimating pipelines and solving replicas: two or three seconds
-_WORK_OF_SOLVING = 40_000
+_WORK_OF_SOLVING, _LEAST_WORK = 40_000, 0.1  # the latter of all work, of the last population at least
 _SECONDS_OF_WORK = 5.0  # time that a search has for that; with less of it there is less to do
 _ISLANDS, _MANY_DEVICES = 3, 24  # populations that know nothing of each other; of many devices there is one
 
@@ -181,7 +181,8 @@ def _finished(
         begin = starts if island < islands else [*starts, *bests]  # the last one goes on from what the others found
         people: list[Individual] = []
         done = genetic.pipelines.work
-        limits = Limits(latest, stall=stall, work=done + (work - done) / (islands + 1 - island), step=step)
+        own = max(work - done, _LEAST_WORK * work) / (islands + 1 - island)  # solving may have taken all that was left
+        limits = Limits(latest, stall=stall, work=done + own, step=step)
         for people in genetic.run(wish.seed + island, limits, begin):
             solver.offer(people[0].genome)
         found = [each.genome for each in (*people[:few], *_near_best(genetic, people[0]))]

@@ -223,7 +223,7 @@ class Stages:
             columns = self.columns(stages)
             of_sizes = [self._priced(kind, group, pair, first=first, head=head) for pair in columns.sizes]
             rooms, *seconds = (np.array(each) for each in zip(*of_sizes, strict=True))
-            most = np.full(len(columns.width), float(self.request.model.num_layers))
+            most = np.full(len(columns.width), np.inf)
             for rank, each in enumerate(group.ranks):
                 sizes = self._bytes_of_a_layer(portion_on(each))
                 for moment, size in enumerate(sizes):

@@ -12,13 +12,16 @@ constexpr int kWhole = 2;              // tokens whose sums of a whole block are
 constexpr int64_t kTokensAtOnce = 96;  // they stay in the second-level cache
 constexpr int64_t kSection = 128;      // pairs of columns: of 32 outputs, and with 5 tokens, they stay in the first-level cache
 constexpr int64_t kBlocksAtOnce = 4;   // a thread's least work
-constexpr int64_t kApart = 16;         // floats between tokens, so that they do not meet in one set of the cache
 constexpr int64_t kAheadPairs = 16;    // what is brought near
 
-int64_t width_of(int64_t columns) { return 2 * pairs_of(columns) + kApart; }
+}  // namespace
 
-// Rows of tokens as floats, zeros beyond their columns; kept until the thread's next call.
-STRATA_AVX2 const float* widened(const uint16_t* tokens, int64_t count, int64_t columns, int64_t stride) {
+inline constexpr int64_t kFloatsApart = 16;  // between tokens, so that they do not meet in one set of the cache
+
+inline int64_t width_of(int64_t columns) { return 2 * pairs_of(columns) + kFloatsApart; }
+
+// Rows of tokens as floats, zeros beyond their columns; kept until the thread's next call. All kinds of products share this memory.
+STRATA_AVX2 inline const float* widened(const uint16_t* tokens, int64_t count, int64_t columns, int64_t stride) {
   thread_local Scratch scratch;
   const int64_t width = width_of(columns);
   float* out = scratch.of<float>(count * width);
@@ -33,6 +36,8 @@ STRATA_AVX2 const float* widened(const uint16_t* tokens, int64_t count, int64_t 
   }
   return out;
 }
+
+namespace {
 
 // Eight outputs' pairs of columns as they were packed. `place`: of a pair's four vectors; those of the second half of a block lie `kHalf` items on.
 struct Sixteen {

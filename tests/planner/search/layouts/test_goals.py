@@ -1,4 +1,4 @@
-"""Who serves, and with how many sequences: what a goal is judged by is what plans are compared by."""
+"""Who serves, and with how many sequences: estimates are judged by what plans are compared by."""
 
 from itertools import pairwise
 
@@ -40,6 +40,29 @@ def test_a_replica_whose_bits_spoil_the_mean_stays_out() -> None:
     good, bad = a_pipeline((10.0, 19.0, 30.0)), a_pipeline((0.3, 0.0, 0.0), (300.0, 0.0, 0.0))
     assert judge(Goal(), LOAD, [good, bad], [1.0, 1.0]).shares == (4, 0)
     assert judge(Goal(), Load(RUNGS, total=5, tokens=100), [good, bad], [1.0, 1.0]).shares == (4, 0)
+
+
+def test_of_a_long_step_a_part_costs_all_that_its_bits_cost() -> None:
+    load = Load((1, 2, 4, 5), total=5, tokens=100)
+    good = _of_rates((2.5, 5.0, 10.0, 0.0), ((2.5, 4, 2),), (0.0,) * 4)
+    bad = _of_rates((1.0, 2.0, 4.0, 5.0), ((1.0, 5, 3),), (50.0,) * 4)
+    judged = judge(Goal(), load, [good, bad], [1.0, 1.0])
+    assert (judged.score, judged.shares) == (10.0, (4, 0))
+
+
+def _of_rates(
+    rates: tuple[float, ...], steps: tuple[tuple[float, int, int], ...], penalties: tuple[float, ...]
+) -> Pipeline:
+    count = len(rates)
+    return Pipeline(rates, (1.0,) * count, penalties, ((),) * count, (Split(1, EVENLY),) * count, (), steps)
+
+
+def test_replicas_that_get_no_sequence_are_worth_nothing() -> None:
+    goal, one = Goal("slo", Deadlines((20.0,), (0.05,))), a_pipeline((10.0, 19.0, 30.0))
+    load = Load(RUNGS, total=1, tokens=100)
+    alone, beside = judge(goal, load, [one], [1.0]), judge(goal, load, [one, one], [1.0, 1.0])
+    assert sum(map(bool, beside.shares)) == 1
+    assert beside.score == alone.score
 
 
 def test_a_replica_that_is_late_for_all_stays_out() -> None:
