@@ -281,12 +281,8 @@ class Pricer:
         per_sequence = sum(state_bytes_per_sequence(each, request.compute_type) for each in layers)
         return per_token * request.kv_pages * PAGE_TOKENS + per_sequence * request.workload.concurrency
 
-    def unit_bytes(self, portion: Portion) -> tuple[dict[int, int], ...]:
-        """Per run, bits -> bytes of a unit with its KV on a device of a group."""
-        return self.unit_sizes(portion)[0]
-
     def unit_sizes(self, portion: Portion) -> tuple[tuple[dict[int, int], ...], tuple[dict[int, int], ...]]:
-        """Per run, bits -> bytes of a unit with and without KV."""
+        """Per run, bits -> bytes of a unit with and without KV on a device of a group."""
         if portion not in self._unit_sizes:
             of_shape = {
                 shape: (self._weight_bytes(run, portion), self._kv_bytes(run, portion))

@@ -6,9 +6,9 @@ decides both anew on the groups that were chosen.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -207,12 +207,12 @@ class Pipelines:
         fits = (most.sum(axis=0) >= layers) & (most.min(axis=0) >= 1) & columns.worth
         if not fits.any():
             return Estimate.nothing(len(self.stages.rungs))
-        steps = _Steps(tables, self._hops(order), np.array([[group.step_variation] for group in order]))
+        steps = partial(_Steps, tables, self._hops(order), np.array([[group.step_variation] for group in order]))
         best = _Best(columns)
         chosen = np.flatnonzero(fits & (self._penalty[columns.width] <= self._most_penalty))
         self.work += _WORK_BESIDE + chosen.size * len(order)
         for evenly in (True, False)[: len(order)] if chosen.size else ():
-            load, at = columns.load.at(chosen), steps.at(chosen)
+            load, at = columns.load.at(chosen), steps(chosen)
             penalty = self.request.theta * self._penalty[columns.width[chosen]]
             for dealt in self._dealt(at, most[:, chosen], columns.decode_size[chosen], load, evenly=evenly):
                 best.offer(chosen, load, steady(at.of(dealt), load), penalty)
@@ -220,7 +220,9 @@ class Pipelines:
         self._offer_mixed(best, steps, room, fits)
         return best.of_rungs()
 
-    def _offer_mixed(self, best: "_Best", steps: "_Steps", room: Floats, fits: npt.NDArray[np.bool_]) -> None:
+    def _offer_mixed(
+        self, best: "_Best", steps: Callable[[Indices], "_Steps"], room: Floats, fits: npt.NDArray[np.bool_]
+    ) -> None:
         """Where layers of more bits do not fit all: of the two widths the mixture of whole layers that fills all stages. Another is seldom better, as
         seconds and penalty are both nearly proportional to how many layers have more bits.
         """
@@ -241,7 +243,7 @@ class Pipelines:
             return
         self.work += chosen.size * len(room)
         load, dealt = columns.load.at(chosen), np.maximum(1.0, room[:, chosen] * (layers / low[kept]))
-        cheap, dear = steps.at(chosen).of(dealt), steps.at(chosen + 1).of(dealt)
+        cheap, dear = steps(chosen).of(dealt), steps(chosen + 1).of(dealt)
         best.offer(chosen, load, steady(cheap.towards(dear, share), load), self.request.theta * penalty)
 
     @cached_property
@@ -266,9 +268,7 @@ class Pipelines:
             ]
         )
 
-    def _dealt(
-        self, steps: "_ChosenSteps", most: Floats, decode_size: Floats, load: Load, *, evenly: bool
-    ) -> list[Floats]:
+    def _dealt(self, steps: "_Steps", most: Floats, decode_size: Floats, load: Load, *, evenly: bool) -> list[Floats]:
         """Layers of the stages, [stages, columns]: even in time; or the cheapest first, and between the two."""
         layers = self.request.model.num_layers
         _, long = long_rounds(load, load.in_flight, load.prompt_steps)
@@ -282,19 +282,9 @@ class Pipelines:
 
 
 class _Steps:
-    """A pipeline's tables and hops, as arrays [stages, columns]."""
+    """A pipeline's tables and hops at the columns `chosen`, as arrays [stages, columns]."""
 
-    def __init__(self, tables: Sequence[StageTable], hops: Floats, varies: Floats) -> None:
-        self._tables, self._hops, self._varies = tables, hops, varies
-
-    def at(self, chosen: Indices) -> "_ChosenSteps":
-        return _ChosenSteps(self._tables, self._hops, chosen, self._varies)
-
-
-class _ChosenSteps:
-    """At the columns `chosen`."""
-
-    def __init__(self, tables: Sequence[StageTable], hops: Floats, chosen: Indices, varies: Floats) -> None:
+    def __init__(self, tables: Sequence[StageTable], hops: Floats, varies: Floats, chosen: Indices) -> None:
         self.decode = np.array([each.decode[chosen] for each in tables])
         self.prompts = np.array([each.prompts[chosen] for each in tables])
         self.fixed_decode = np.array([each.fixed_decode[chosen] for each in tables])

@@ -179,5 +179,30 @@ struct Table16 {
   }
 };
 
+// 16-bit values of a row's lines [first, last), whole halves of tiles, in the columns' order; `from`: the column of out[0].
+template <int Bits>
+STRATA_AVX2 void values16(const Planes& weight, int64_t row, int64_t first, int64_t last, int64_t from, uint16_t* out) {
+  const Lines lines(weight);
+  Table16<Bits> table;
+  table.load(weight.table + row * weight.table_stride_bytes);
+  for (int64_t line = first; line < last; line += kRuns) {
+    HalfTile<Bits> codes;
+    codes.load(weight, row, line);
+#pragma GCC unroll 8
+    for (int run = 0; run < kRuns; ++run) {
+      __m256i found[2];
+      table.look_up(codes, run, found[0], found[1]);
+      reorder(found[0], found[1]);
+      uint16_t* at = out + lines.start(line + run) - from;
+      if (lines.length(line) == kLine) {
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(at), found[0]);
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(at + 16), found[1]);
+      } else {
+        __builtin_memcpy(at, found, static_cast<size_t>(lines.length(line)) * 2);
+      }
+    }
+  }
+}
+
 }  // namespace strata::avx2
 #endif

@@ -10,26 +10,6 @@ namespace {
 constexpr int64_t kTilePairs = kTile / 2;
 constexpr int64_t kRowApart = 32;  // items between decoded rows, so that they do not meet in one set of the cache
 
-// Columns of a tile of one row, in their order.
-template <int Bits>
-STRATA_AVX2 void decode_tile(const Planes& weight, int64_t row, int64_t tile, uint16_t* out) {
-  const avx2::Lines lines(weight);
-  avx2::Table16<Bits> table;
-  table.load(weight.table + row * weight.table_stride_bytes);
-  const int64_t first = 2 * avx2::kRuns * tile, last = first + avx2::kRuns * lines.halves(tile);
-  for (int64_t line = first; line < last; line += avx2::kRuns) {
-    avx2::HalfTile<Bits> codes;
-    codes.load(weight, row, line);
-#pragma GCC unroll 8
-    for (int run = 0; run < avx2::kRuns; ++run) {
-      __m256i found[2];
-      table.look_up(codes, run, found[0], found[1]);
-      avx2::reorder(found[0], found[1]);
-      __builtin_memcpy(out + lines.start(line + run) - tile * kTile, found, static_cast<size_t>(lines.length(line)) * 2);
-    }
-  }
-}
-
 // Blocks of bit-planes: each is brought to the layout of packed weights a tile of columns at a time, for all tokens.
 template <int Bits>
 STRATA_AVX2 void multiply_planes(const Planes& weight, const Dense& dense, const float* tokens, int64_t count, uint16_t* out, int64_t out_stride,
@@ -38,15 +18,17 @@ STRATA_AVX2 void multiply_planes(const Planes& weight, const Dense& dense, const
   constexpr int64_t kRowItems = kTile + kRowApart;
   float* sums = sums_scratch.of<float>(count * kOutputs);
   uint16_t *decoded = rows_scratch.of<uint16_t>(kOutputs * kRowItems), *packed = packed_scratch.of<uint16_t>((kTilePairs + kAheadPairs) * kPairItems);
+  const avx2::Lines lines(weight);
   const int64_t width = width_of(dense.columns), pairs = pairs_of(dense.columns);
   for (int64_t block = begin; block < end; ++block) {
     __builtin_memset(sums, 0, static_cast<size_t>(count) * kOutputs * sizeof(float));
     for (int64_t tile = 0; tile < weight.tiles(); ++tile) {
+      const int64_t first = 2 * avx2::kRuns * tile, last = first + avx2::kRuns * lines.halves(tile);
       const int64_t held = 4 * weight.tile_bytes(tile), left = pairs - tile * kTilePairs, meant = left < held ? left : held;
       for (int64_t output = 0; output < kOutputs; ++output) {
         const int64_t row = block * kOutputs + output;
         if (row < weight.rows)
-          decode_tile<Bits>(weight, row, tile, decoded + output * kRowItems);
+          avx2::values16<Bits>(weight, row, first, last, tile * kTile, decoded + output * kRowItems);
         else
           __builtin_memset(decoded + output * kRowItems, 0, kTile * sizeof(uint16_t));
       }

@@ -57,26 +57,7 @@ STRATA_AVX2 void avx2_dot(const float* weights, const float* tokens, int64_t tok
 // 16-bit values, in the columns' order.
 template <int Bits>
 STRATA_AVX2 void avx2_values16(const Planes& weight, int64_t row, uint16_t* out) {
-  const avx2::Lines lines(weight);
-  avx2::Table16<Bits> table;
-  table.load(weight.table + row * weight.table_stride_bytes);
-  for (int64_t line = 0, count = lines.count(); line < count; line += avx2::kRuns) {
-    avx2::HalfTile<Bits> codes;
-    codes.load(weight, row, line);
-#pragma GCC unroll 8
-    for (int run = 0; run < avx2::kRuns; ++run) {
-      __m256i found[2];
-      table.look_up(codes, run, found[0], found[1]);
-      avx2::reorder(found[0], found[1]);
-      uint16_t* at = out + lines.start(line + run);
-      if (lines.length(line) == avx2::kLine) {
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(at), found[0]);
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(at + 16), found[1]);
-      } else {
-        __builtin_memcpy(at, found, static_cast<size_t>(lines.length(line)) * 2);
-      }
-    }
-  }
+  avx2::values16<Bits>(weight, row, 0, avx2::Lines(weight).count(), 0, out);
 }
 
 STRATA_AVX512 void avx512_widen(const void* from, Type type, int64_t count, float* out) {
