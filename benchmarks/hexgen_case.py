@@ -10,8 +10,9 @@ from strata_planner.question.cluster import Accelerator, Cluster, DeviceGroup
 from strata_planner.question.request import PlanRequest
 from strata_planner.question.workload import Workload
 from strata_planner.search.exact.candidates import Candidate, Pricer
+from strata_planner.search.exact.effort import Effort
 from strata_planner.search.exact.phases import Pair
-from strata_planner.search.layouts.solved import nearly_solved, solved
+from strata_planner.search.layouts.solved import nearly_solved, proven
 
 FILE = Path(__file__).parent.parent / "examples" / "clusters" / "hexgen-case.yaml"
 WORKLOAD = Workload(prompt_tokens=128, output_tokens=64, concurrency=1)
@@ -64,7 +65,7 @@ def _cases(request: PlanRequest) -> list[Case]:
     ]  # the smallest leads a group of unlike devices: they wait for it
     alone = tuple(DeviceGroup((each,)) for each in (*devices["a"], *devices["b"], *devices["c"]))
     near = nearly_solved(request, (a, b, c), 1)
-    ours = solved(request, near) if near is not None else None
+    ours = proven(request, near, Effort.of(request.time_limit_seconds)) if near is not None else None
     return [
         Case("HexGen's, TP 4/2/2", (a, b, c), (48, 20, 12), "1"),
         Case("ours on all three, TP 4/2/2", (a, b, c), ours.layers if ours is not None else (), ""),

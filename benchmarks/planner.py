@@ -36,6 +36,7 @@ from strata_planner.costs.tables import LayerTables, TableShape
 from strata_planner.question.request import PlanRequest
 from strata_planner.search.exact import exact
 from strata_planner.search.exact.candidates import Candidate, Pricer
+from strata_planner.search.exact.effort import Effort
 from strata_planner.search.exact.found import Found
 from strata_planner.search.exact.orders import fleet_of, orders
 from strata_planner.search.exact.phases import Pair
@@ -161,7 +162,7 @@ def ilp_objective(request: PlanRequest, candidate: Candidate) -> tuple[float, fl
     """Of the plain ILP on one candidate (infinite: it found none), and its seconds."""
     started = time.perf_counter()
     problem = Pricer(request).problem(candidate)
-    return exact.reference(problem, math.inf, _ILP_SECONDS).objective, time.perf_counter() - started
+    return exact.reference(problem, math.inf, Effort.of(_ILP_SECONDS)).objective, time.perf_counter() - started
 
 
 def against_ilp(

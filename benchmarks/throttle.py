@@ -5,6 +5,7 @@ never want the same processor. A share is one of a device's time: what waits for
 """
 
 import contextlib
+import ctypes
 import os
 import signal
 import subprocess
@@ -18,8 +19,8 @@ from msgspec import structs
 
 from strata_planner.contract.devices import DeviceProfile
 
-PERIOD_SECONDS = 0.02
-_SOON = 0.0005  # seconds that are waited for awake: sleeps end late
+PERIOD_SECONDS = 0.005  # short beside a step, whose seconds would vary by a turn's pause
+_PR_SET_TIMERSLACK = 29  # of Linux's prctl
 
 
 @dataclass(frozen=True)
@@ -73,10 +74,10 @@ def _run(period: float, turns: Sequence[Turn]) -> None:
         key=lambda edge: (edge[0], edge[1] == signal.SIGCONT),  # one turn ends before the next begins
     )
     started = time.monotonic() // period * period  # turns of several such processes lie alike
+    ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)  # sleeps end 0.04 ms late, not 0.09: all edges alike
     while True:
         for at, what, pids in edges:
-            while (left := started + at * period - time.monotonic()) > 0:
-                time.sleep(max(0.0, left - _SOON))
+            time.sleep(max(0.0, started + at * period - time.monotonic()))
             _tell(pids, what)
         started += period
 

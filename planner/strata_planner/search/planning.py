@@ -40,7 +40,7 @@ __all__ = ["PlanOutcome", "PlanRequest", "make_plan"]
 IDLE = "devices stay idle: they would not help this goal"
 _PROVEN_GAP = 1e-5  # what is left between a plan and its bound when nothing better is to be found
 _PROVEN_DEVICES = 6  # with so many, one pipeline of them is proven within a second or two
-_PROOF_SECONDS, _LEAST_PROOF_SECONDS = 10.0, 0.5
+_PROOF_SECONDS, _LEAST_PROOF_SECONDS, _PROOF_WORK = 10.0, 0.5, 300e6  # the last in numbers: a second or so
 _ENDS: dict[StopReason, SearchEnd] = {
     StopReason.PROVED: "proved",
     StopReason.TIME_LIMIT: "timeLimit",
@@ -144,13 +144,15 @@ def _laid_out(request: PlanRequest, starts: Sequence[Genome], wish: Wish) -> Lay
 
 
 def _pipeline_as_layout(request: PlanRequest, limit: float) -> list[Layout]:
-    search = Search(replace(request, solver="pipeline", time_limit_seconds=limit))
+    search = Search(replace(request, solver="pipeline", time_limit_seconds=limit), work=_PROOF_WORK)
     one, stats = search.run()
     if one is None:
         return []
     replica = _never_empty(_replica(search, one), request)
     cut = limit if stats.stop is StopReason.TIME_LIMIT else None
-    told = LayoutStats(stats.orders, stats.candidates, stats.seconds, 0.0, cut)
+    told = LayoutStats(
+        stats.orders, stats.candidates, stats.seconds, 0.0, cut, is_proven=stats.stop is StopReason.PROVED
+    )
     return [Layout(goal_of(request), (replica,), len(request.cluster.accelerators()) - len(replica.order), told)]
 
 
@@ -219,6 +221,7 @@ def _outcome(request: PlanRequest, found: Layout, *, proven: bool) -> PlanOutcom
         stop=_stop(found.stats),
         status=SolutionStatus.FEASIBLE,
     )
+    proven &= found.stats.is_proven
     plan, of_strategies = with_strategies(request, layout_plan(found))
     ended = _ended(stats, found.stats.cut_after_seconds)
     plan = msgspec.structs.replace(with_objective(request, plan), search=ended)
@@ -244,7 +247,7 @@ def _ended(stats: SearchStats, cut_after_seconds: float | None) -> SearchEnded:
 def _stop(stats: LayoutStats) -> StopReason:
     if stats.cut_after_seconds is not None:
         return StopReason.TIME_LIMIT
-    return StopReason.WORK_LIMIT if stats.ended_by_work else StopReason.SETTLED
+    return StopReason.WORK_LIMIT if stats.ended_by_work or not stats.is_proven else StopReason.SETTLED
 
 
 def _mixed(request: PlanRequest) -> int:

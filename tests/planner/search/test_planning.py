@@ -8,6 +8,8 @@ from strata_planner.contract.plan import Plan
 from strata_planner.errors import InfeasibleError, WorkloadError
 from strata_planner.question.cluster import Cluster, Device, Node
 from strata_planner.question.request import Objective, PlanRequest
+from strata_planner.search.layouts import search as layout_search
+from strata_planner.search.metric import value_of_plan
 from strata_planner.search.planning import make_plan
 from tests.laws import swept
 from tests.planner.builders import CARD, MIB, a_cluster, a_profile, a_request, a_wide_model
@@ -90,6 +92,20 @@ def test_the_same_question_has_the_same_answer(goal: str) -> None:
     asked = Objective(goal, deadline_seconds=5.0, requests_per_second=2.0)  # type: ignore[arg-type]
     first, second = (make_plan(a_layout_request(objective=asked, tensor_parallel=(1, 2))).plan for _ in range(2))
     assert first == second
+
+
+def test_a_proof_that_takes_more_work_than_there_is_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No clock has cut it: another run ends with the same plan."""
+    request = a_layout_request()
+    whole = make_plan(request)
+    monkeypatch.setattr(layout_search, "_WORK_OF_PROOFS", 1.0)
+    outcome = make_plan(request)
+    told = "layers and bits and which devices form a replica are searched, not proven"
+    assert told in outcome.notes
+    assert told not in whole.notes
+    assert outcome.plan.search is not None
+    assert (outcome.plan.search.ended, outcome.plan.search.was_cut) == ("workLimit", False)
+    assert value_of_plan(request, outcome.plan) <= value_of_plan(request, whole.plan)
 
 
 def test_a_step_carries_no_more_of_prompts_than_was_asked_for() -> None:

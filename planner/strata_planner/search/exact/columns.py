@@ -10,11 +10,13 @@ from functools import cached_property
 import numpy as np
 
 from strata_planner.search.exact.blocks import Blocks, Counts
+from strata_planner.search.exact.effort import CALL, Effort
 from strata_planner.search.exact.lattice import Floats, Ints, Lattice
 from strata_planner.search.exact.problem import StageCosts
 
 MOST_COLUMNS = 2_000_000
 _PIVOTS = 24  # of a block's cheapest columns that the others are held against
+_PASSES_TO_FIT, _PASSES_TO_PRICE = 6, 3  # over the numbers of a table
 
 
 @dataclass(frozen=True)
@@ -44,9 +46,9 @@ class Kept:
 class Columns:
     """Of one lattice, whose blocks' penalties may be shared with others of the same model."""
 
-    def __init__(self, lattice: Lattice, blocks: Blocks) -> None:
+    def __init__(self, lattice: Lattice, blocks: Blocks, effort: Effort) -> None:
         self.lattice = lattice
-        self._blocks = blocks
+        self._blocks, self._effort = blocks, effort
         self._usable: dict[tuple[int, int], Ints] = {}
 
     @cached_property
@@ -98,6 +100,7 @@ class Columns:
         if key not in self._usable:
             stage, bits = self.lattice.kinds[kind], np.array(self.lattice.bits)
             counts = self._blocks.counts(size).astype(np.int64)
+            self._effort.spend(CALL + _PASSES_TO_FIT * counts.size)
             lacking = np.array([b not in stage.seconds[0] for b in self.lattice.bits])
             low, high = (counts[:, bits < 16] > 0).any(1), (counts[:, bits >= 16] > 0).any(1)
             serving = counts @ np.array([stage.bytes[0][b] for b in self.lattice.bits])
@@ -124,6 +127,7 @@ class Columns:
         usable = self.usable(kind, size)
         table = self._blocks.penalties(size)
         rows = table if len(table) == 1 else table[firsts[0] : firsts[-1] + 1]
+        self._effort.spend(CALL + _PASSES_TO_PRICE * rows.size)
         if len(usable) < rows.shape[1]:
             rows, beside = rows[:, usable], beside[usable]
         return rows + beside
@@ -132,7 +136,9 @@ class Columns:
         """[kinds, counts] what blocks cost beside their penalty; `linear` [kinds, bits] of a unit. Of all kinds at once: numbers are made of counts
         for that, which takes longer than to weigh them.
         """
-        costs: Floats = linear @ self._blocks.counts(size).T.astype(np.float64)
+        counts = self._blocks.counts(size)
+        self._effort.spend(CALL + (1 + len(linear)) * counts.size)
+        costs: Floats = linear @ counts.T.astype(np.float64)
         return costs
 
     def cheapest(self, linear: Floats) -> Floats:

@@ -11,9 +11,12 @@ import numpy as np
 
 from strata_planner.search.exact.blocks import Blocks, table_entries
 from strata_planner.search.exact.columns import Columns, Kept
+from strata_planner.search.exact.effort import CALL, Effort
 from strata_planner.search.exact.lattice import Floats, Ints, Lattice
 from strata_planner.search.exact.shares import Ascent, even_shares
 from strata_planner.search.exact.thresholds import Thresholds
+
+_PASSES = 3  # over the arcs of a level
 
 
 @dataclass(frozen=True)
@@ -36,14 +39,14 @@ class Pipeline:
 
 
 class Decomposition:
-    """`bound`: no pipeline is below it. `best`: the best pipeline seen."""
+    """`bound`: no pipeline is below it. `best`: the best pipeline seen. Where its effort ends, both are as far as they have come."""
 
-    def __init__(self, lattice: Lattice, blocks: Blocks) -> None:
+    def __init__(self, lattice: Lattice, blocks: Blocks, effort: Effort) -> None:
         self.lattice = lattice
         self.bound = -math.inf
         self.best: Pipeline | None = None
-        self._blocks = blocks
-        self._columns = Columns(lattice, blocks)
+        self._blocks, self._effort = blocks, effort
+        self._columns = Columns(lattice, blocks, effort)
         self._weights = np.array(lattice.weights[:2])
         self._shares = even_shares(lattice)
         decode_sum = lattice.weights[2]
@@ -71,10 +74,12 @@ class Decomposition:
                 bound, times, target if math.isfinite(target) else 1.05 * bound
             ):
                 break
+            if self._effort.ended_by is not None:
+                break
         self._shares = ascent.best
         return self._shares
 
-    def solve(self, cutoff: float, tolerance: float, deadline: float) -> None:
+    def solve(self, cutoff: float, tolerance: float) -> None:
         """Find the best pipeline below `cutoff`, and raise the bound to it or to the best pipeline less the tolerance."""
         cutoff = min(cutoff, self.objective * (1 - tolerance))
         found = self._below(cutoff)
@@ -85,7 +90,7 @@ class Decomposition:
         if not len(kept.cost) or any(not len(steps) for steps, _ in arcs):
             self.bound = max(self.bound, cutoff)
             return
-        route, bound = Thresholds(self.lattice, kept, arcs).solve(self._shares, cutoff, tolerance, deadline)
+        route, bound = Thresholds(self.lattice, kept, arcs, self._effort).solve(self._shares, cutoff, tolerance)
         self.bound = max(self.bound, bound)
         if route is not None and route.objective < self.objective:
             block_of = np.repeat(np.arange(len(kept.kind)), np.diff(np.append(kept.starts, len(kept.cost))))
@@ -137,6 +142,7 @@ class Decomposition:
         states, arrivals = [at], []
         for level, hops in zip(self.lattice.levels, self._hops, strict=True):
             low, high = _span(states[-1])
+            self._effort.spend(CALL + _PASSES * len(level.kind) * at.shape[1] * (high - low))
             arrived = (states[-1][level.source, None, low:high] + table[level.kind, :, low:high]).min(2)
             arrived += hops[:, None]
             arrivals.append(arrived)
@@ -149,6 +155,7 @@ class Decomposition:
         states = [at]
         for level, hops in zip(reversed(self.lattice.levels), reversed(self._hops), strict=True):
             low, high = _span(states[0])
+            self._effort.spend(CALL + _PASSES * len(level.kind) * at.shape[1] * (high - low))
             left = (states[0][level.target, low:high, None] + table[level.kind, low:high]).min(1)
             left += hops[:, None]
             before = np.full((int(level.source.max()) + 1, left.shape[1]), np.inf)
@@ -186,6 +193,7 @@ class Decomposition:
         slack = np.full_like(table, -np.inf)
         rests = []
         for number, level in enumerate(lattice.levels):
+            self._effort.spend(CALL + 2 * _PASSES * len(level.kind) * table[0].size)
             rest = forward[number][level.source, None, :] + backward[number + 1][level.target, :, None]
             rest += self._hops[number][:, None, None]
             rests.append(rest)

@@ -5,13 +5,13 @@ Called by `search` and by replanning. Knows only the Problem.
 
 import math
 import threading
-import time
 from functools import lru_cache
 
 import numpy as np
 
 from strata_planner.search.exact.blocks import MOST_ENTRIES, Blocks
 from strata_planner.search.exact.decomposition import Decomposition, Pipeline
+from strata_planner.search.exact.effort import Effort
 from strata_planner.search.exact.lattice import alike, lattice_of, unit_runs
 from strata_planner.search.exact.problem import Counts, Problem, Solution, SolutionStatus, StopReason
 
@@ -20,16 +20,16 @@ FIRST_SLACK, WIDER = 0.003, 3.0  # how far above the bound a solution is looked 
 RELATIVE_GAP = 1e-6
 
 
-def solve(problem: Problem, cutoff: float = math.inf, time_limit_seconds: float | None = None) -> Solution:
-    """The best split of this candidate that beats `cutoff`; INFEASIBLE where there is none."""
-    solver = _decomposition(problem)
+def solve(problem: Problem, cutoff: float = math.inf, effort: Effort | None = None) -> Solution:
+    """The best split of this candidate that beats `cutoff`; INFEASIBLE where there is none. `effort` is spent; None: it takes what it takes."""
+    effort = effort or Effort()
+    solver = _decomposition(problem, effort)
     if solver is None:
-        return reference(problem, cutoff, time_limit_seconds)
-    deadline = time.monotonic() + (math.inf if time_limit_seconds is None else time_limit_seconds)
+        return reference(problem, cutoff, effort)
     solver.tune(cutoff, ROUNDS)
-    finish(solver, cutoff, RELATIVE_GAP, deadline)
+    finish(solver, cutoff, RELATIVE_GAP, effort)
     done = solver.bound >= min(cutoff, solver.objective * (1 - RELATIVE_GAP))
-    stop = StopReason.PROVED if done else StopReason.TIME_LIMIT
+    stop = StopReason.PROVED if done else effort.ended_by or StopReason.TIME_LIMIT
     if solver.best is None or solver.objective > cutoff:
         return Solution(SolutionStatus.INFEASIBLE if done else SolutionStatus.UNKNOWN, stop)
     counts = counts_of(solver, solver.best, unit_runs(problem))
@@ -37,19 +37,19 @@ def solve(problem: Problem, cutoff: float = math.inf, time_limit_seconds: float 
     return Solution(status, stop, counts, problem.objective(counts), solver.bound)
 
 
-def reference(problem: Problem, cutoff: float = math.inf, time_limit_seconds: float | None = None) -> Solution:
-    """The same by LLM-PQ's ILP."""
+def reference(problem: Problem, cutoff: float = math.inf, effort: Effort | None = None) -> Solution:
+    """The same by LLM-PQ's ILP, whose work nobody counts."""
     from strata_planner.search.exact import ilp  # noqa: PLC0415  the solver takes longer to load than most plans to make
 
-    return ilp.solve(problem, cutoff, time_limit_seconds)
+    return ilp.solve(problem, cutoff, effort)
 
 
-def _decomposition(problem: Problem) -> Decomposition | None:
+def _decomposition(problem: Problem, effort: Effort) -> Decomposition | None:
     """None where the units' costs or a bound of the penalty need the ILP."""
     if not alike(problem) or math.isfinite(problem.penalty_bound):
         return None
     lattice = lattice_of(problem)
-    solver = Decomposition(lattice, _blocks(lattice.penalty.tobytes(), lattice.penalty.shape[1]))
+    solver = Decomposition(lattice, _blocks(lattice.penalty.tobytes(), lattice.penalty.shape[1]), effort)
     return solver if solver.table_entries <= MOST_ENTRIES else None
 
 
@@ -63,12 +63,12 @@ def _of_thread(_: int, penalty: bytes, bits: int) -> Blocks:
     return Blocks(np.frombuffer(penalty).reshape(-1, bits))
 
 
-def finish(solver: Decomposition, cutoff: float, tolerance: float, deadline: float) -> None:
-    """Search ever further above the bound, until a solution is found and proven or none is left below `cutoff`."""
+def finish(solver: Decomposition, cutoff: float, tolerance: float, effort: Effort) -> None:
+    """Search ever further above the bound, until a solution is found and proven or none is left below `cutoff`. `effort`: the solver's."""
     slack = FIRST_SLACK
-    while solver.bound < min(cutoff, solver.objective * (1 - tolerance)) and time.monotonic() < deadline:
+    while solver.bound < min(cutoff, solver.objective * (1 - tolerance)) and effort.ended_by is None:
         ceiling = solver.bound + slack * max(abs(solver.bound), 1e-9)
-        solver.solve(min(cutoff, ceiling), tolerance, deadline)
+        solver.solve(min(cutoff, ceiling), tolerance)
         slack *= WIDER
 
 

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 import highspy  # noqa: F401  before pulp, whose own import of it would swallow a Ctrl-C that comes meanwhile
 import pulp
 
+from strata_planner.search.exact.effort import Effort
 from strata_planner.search.exact.problem import Key, Problem, Solution, SolutionStatus, StopReason
 from strata_planner.search.highs import optimise
 
@@ -46,13 +47,13 @@ class _Variables:
     slowest_decode: pulp.LpVariable
 
 
-def solve(problem: Problem, cutoff: float = math.inf, time_limit_seconds: float | None = None) -> Solution:
+def solve(problem: Problem, cutoff: float = math.inf, effort: Effort | None = None) -> Solution:
     """The best split of this candidate that beats `cutoff`; INFEASIBLE where there is none."""
     for margin in _MEMORY_MARGINS:
         model, variables = _build(problem, margin)
         if math.isfinite(cutoff):
             model += model.objective <= cutoff, "beats_incumbent"
-        _run(model, time_limit_seconds)
+        _run(model, None if effort is None or math.isinf(effort.latest) else max(0.0, effort.seconds))
         solution = _solution(problem, model, variables)
         if not solution.counts or problem.is_feasible(solution.counts):
             return solution

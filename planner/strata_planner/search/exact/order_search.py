@@ -5,20 +5,20 @@ incumbent as cut-off: once the next bound is no better than what is held, nothin
 """
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from strata_planner.search.exact.bounds import lower_bound, pooled_bound
 from strata_planner.search.exact.candidates import Candidate, Pricer
+from strata_planner.search.exact.effort import Effort
 from strata_planner.search.exact.feasibility import at_fewest_bits
 from strata_planner.search.exact.found import Found
 from strata_planner.search.exact.lattice import alike, lattice_of
 from strata_planner.search.exact.orders import Fleet, orders
-from strata_planner.search.exact.pool_search import ENUMERATION_SHARE, ORDER_LIMIT, Step
+from strata_planner.search.exact.pool_search import ENUMERATION_SHARE, ORDER_LIMIT, WORK_OF_BOUND, Step
 from strata_planner.search.exact.problem import Counts, Problem, Solution, SolutionStatus, StopReason
 
-Solve = Callable[[Problem, float, float], Solution]  # of a candidate, below a cutoff, within seconds
+Solve = Callable[[Problem, float, Effort], Solution]  # of a candidate, below a cutoff
 
 _IMPROVEMENT = 1e-6  # an incumbent is replaced by what is better by at least this share
 
@@ -29,7 +29,7 @@ class OrderSearch:
 
     pricer: Pricer
     fleet: Fleet
-    deadline: float
+    effort: Effort
     solve: Solve
     step: Step | None = None
     stop: StopReason = StopReason.PROVED
@@ -49,25 +49,25 @@ class OrderSearch:
         for at, (bound, _, candidate) in enumerate(ranked):
             if bound >= self._cutoff():
                 break
-            remaining = self.deadline - time.monotonic()
-            if remaining <= 0:
-                self.stop = StopReason.TIME_LIMIT
+            ended_by = self.effort.ended_by
+            if ended_by is not None:
+                self.stop = ended_by
                 self._unsolved += [each[0] for each in ranked[at:]]
                 break
-            self._improve(candidate, bound, remaining)
+            self._improve(candidate, bound)
             if self.step is not None:
                 self.step(self._best.solution.objective if self._best else math.inf)
         held = self._best.solution.objective * (1 - _IMPROVEMENT) if self._best else math.inf
         self.bound = min([held, *self._unsolved])
         return self._best
 
-    def _improve(self, candidate: Candidate, bound: float, seconds: float) -> None:
+    def _improve(self, candidate: Candidate, bound: float) -> None:
         problem = self.pricer.problem(candidate)
         self._offer(candidate, problem, at_fewest_bits(problem))
         self.solved += 1
-        solution = self.solve(problem, self._cutoff(), seconds)
-        if solution.stop is StopReason.TIME_LIMIT:
-            self.stop = StopReason.TIME_LIMIT
+        solution = self.solve(problem, self._cutoff(), self.effort)
+        if solution.stop in {StopReason.TIME_LIMIT, StopReason.WORK_LIMIT}:
+            self.stop = solution.stop
         if solution.status in {SolutionStatus.FEASIBLE, SolutionStatus.UNKNOWN}:
             self._unsolved.append(max(bound, solution.bound))
         if solution.counts and solution.objective < self._cutoff():
@@ -84,11 +84,10 @@ class OrderSearch:
         """Candidates that memory does not rule out, least bound first."""
         ranked: list[tuple[float, int, Candidate]] = []
         least = self.pricer.least_weight_bytes
-        started = time.monotonic()
-        latest = started + ENUMERATION_SHARE * (self.deadline - started)
+        enough = self.effort.until(ENUMERATION_SHARE)
         for order in orders(self.fleet, lengths):
-            if self.orders >= ORDER_LIMIT or time.monotonic() > latest:
-                self.stop = StopReason.ORDER_LIMIT if self.orders >= ORDER_LIMIT else StopReason.TIME_LIMIT
+            if self.orders >= ORDER_LIMIT or enough():
+                self.stop = StopReason.ORDER_LIMIT if self.orders >= ORDER_LIMIT else self.effort.share_ended_by
                 self._unsolved.append(0.0)
                 break
             self.orders += 1
@@ -96,6 +95,7 @@ class OrderSearch:
                 continue
             for candidate in self.pricer.micro_batches(order):
                 problem = self.pricer.problem(candidate)
+                self.effort.spend(WORK_OF_BOUND)
                 bound = pooled_bound(lattice_of(problem)) if alike(problem) else lower_bound(problem)
                 if math.isfinite(bound) and not self._is_dominated(problem):
                     ranked.append((bound, len(ranked), candidate))

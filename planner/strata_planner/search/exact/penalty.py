@@ -6,12 +6,12 @@ plans within the bound. What is left between the two is reported as the gap.
 """
 
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from strata_planner.question.request import PlanRequest
 from strata_planner.search.exact.candidates import Pricer
+from strata_planner.search.exact.effort import Effort
 from strata_planner.search.exact.exact import RELATIVE_GAP
 from strata_planner.search.exact.found import Found
 from strata_planner.search.exact.orders import Fleet, fleet_of
@@ -37,19 +37,19 @@ def least_penalty(request: PlanRequest) -> float | None:
     pricer, fleet = Pricer(request), joined(fleet_of(request.cluster))
     if not pricer.alike:
         return None
-    deadline = time.monotonic() + request.time_limit_seconds
-    found = PoolSearch(pricer, fleet, _DEAR, RELATIVE_GAP, deadline).run(pools(fleet, range(1, fleet.size + 1)))
+    effort = Effort.of(request.time_limit_seconds)
+    found = PoolSearch(pricer, fleet, _DEAR, RELATIVE_GAP, effort).run(pools(fleet, range(1, fleet.size + 1)))
     return found.problem.penalty(found.solution.counts) if found else None
 
 
 class PenaltySearch:
     """`run` returns the best plan found, `bound` and `stop` say what is known of it."""
 
-    def __init__(self, pricer: Pricer, fleet: Fleet, deadline: float, step: Step | None = None) -> None:
+    def __init__(self, pricer: Pricer, fleet: Fleet, effort: Effort, step: Step | None = None) -> None:
         self.stop = StopReason.PROVED
         self.bound = -math.inf
         self.orders = self.candidates = self.solved = 0
-        self._pricer, self._fleet, self._deadline = pricer, joined(fleet), deadline
+        self._pricer, self._fleet, self._effort = pricer, joined(fleet), effort
         self._best: Found | None = None
         self._step = step
 
@@ -81,9 +81,10 @@ class PenaltySearch:
         return self._best is not None and self.bound >= self._best.solution.objective * (1 - RELATIVE_GAP)
 
     def _line(self, stages: Sequence[int], price: float, limit: float) -> _Line | None:
-        """A search at a price, its plan kept if it is within the limit; None once time is up."""
-        if time.monotonic() > self._deadline:
-            self.stop = StopReason.TIME_LIMIT
+        """A search at a price, its plan kept if it is within the limit; None once the effort ends."""
+        ended_by = self._effort.ended_by
+        if ended_by is not None:
+            self.stop = ended_by
             return None
         theta = self._pricer.request.theta
         found, bound = self._searched(stages, theta + price)
@@ -106,7 +107,7 @@ class PenaltySearch:
     def _searched(self, stages: Sequence[int], theta: float) -> tuple[Found | None, float]:
         bounded = self._pricer.request.penalty_bound is not None  # what a price finds may lie beyond it
         step = None if bounded else self._step
-        search = PoolSearch(self._pricer, self._fleet, theta, RELATIVE_GAP, self._deadline, step)
+        search = PoolSearch(self._pricer, self._fleet, theta, RELATIVE_GAP, self._effort, step)
         found = search.run(pools(self._fleet, stages))
         if search.stop is not StopReason.PROVED:
             self.stop = search.stop

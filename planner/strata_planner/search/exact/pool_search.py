@@ -7,7 +7,6 @@ every candidate.
 
 import heapq
 import math
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -17,6 +16,7 @@ from strata_planner.search.exact.blocks import Blocks
 from strata_planner.search.exact.bounds import pooled_bound
 from strata_planner.search.exact.candidates import Candidate, Pricer
 from strata_planner.search.exact.decomposition import Decomposition, Pipeline
+from strata_planner.search.exact.effort import Effort
 from strata_planner.search.exact.exact import FIRST_SLACK, ROUNDS, WIDER, counts_of
 from strata_planner.search.exact.found import Found
 from strata_planner.search.exact.lattice import Floats
@@ -28,7 +28,8 @@ from strata_planner.search.exact.problem import Solution, SolutionStatus, StopRe
 ORDER_LIMIT = 5000  # different device orders looked at; only large fleets of unlike devices have more
 _DIVING_SHARE = 0.25
 Step = Callable[[float], None]  # is called now and then with the objective of the best plan so far
-ENUMERATION_SHARE = 0.3  # of the time that there is
+ENUMERATION_SHARE = 0.3  # of the effort that there is
+WORK_OF_BOUND = 100_000  # numbers weighed for a candidate's first bound
 
 
 @dataclass
@@ -49,7 +50,7 @@ class PoolSearch:
     fleet: Fleet
     theta: float
     tolerance: float
-    deadline: float
+    effort: Effort
     step: Step | None = None
     stop: StopReason = StopReason.PROVED
     bound: float = math.inf
@@ -88,13 +89,14 @@ class PoolSearch:
     def run(self, pools: Iterable[Pool]) -> Found | None:
         """The best plan found; `bound` and `stop` say what is known of it."""
         self._enumerate(pools)
-        if self.jobs and time.monotonic() <= self.deadline:
+        if self.jobs and self.effort.ended_by is None:
             self._dive(min(self.jobs, key=lambda job: job.bound))
         queue = [(job.bound, number, job) for number, job in enumerate(self.jobs)]
         heapq.heapify(queue)
         while queue and queue[0][0] < self._cutoff:
-            if time.monotonic() > self.deadline:
-                self.stop = StopReason.TIME_LIMIT
+            ended_by = self.effort.ended_by
+            if ended_by is not None:
+                self.stop = ended_by
                 break
             _, number, job = heapq.heappop(queue)
             self._advance(job)
@@ -105,18 +107,18 @@ class PoolSearch:
         return self._found()
 
     def _enumerate(self, pools: Iterable[Pool]) -> None:
-        started = time.monotonic()
-        latest = started + ENUMERATION_SHARE * (self.deadline - started)
+        enough = self.effort.until(ENUMERATION_SHARE)
         for pool in pools:
             limited = pool.sequence is not None and self.orders >= ORDER_LIMIT
-            if limited or time.monotonic() > latest:
-                self.stop = StopReason.ORDER_LIMIT if limited else StopReason.TIME_LIMIT
+            if limited or enough():
+                self.stop = StopReason.ORDER_LIMIT if limited else self.effort.share_ended_by
                 self._unseen = True
                 break
             self.orders += pool.orders
             if pool.usable_bytes < self.pricer.least_weight_bytes:
                 continue
             for pair in self.pricer.pairs(pool.stages):
+                self.effort.spend(WORK_OF_BOUND)
                 bound = pooled_bound(pool.lattice(self._prices, pair, self._penalty))
                 if math.isfinite(bound):
                     self.jobs.append(_Job(pool, pair, bound))
@@ -124,12 +126,14 @@ class PoolSearch:
     def _advance(self, job: _Job) -> None:
         """Better shares first; then a search, each time further above the bound."""
         if job.solver is None:
-            job.solver = Decomposition(job.pool.lattice(self._prices, job.pair, self._penalty), self._blocks)
+            job.solver = Decomposition(
+                job.pool.lattice(self._prices, job.pair, self._penalty), self._blocks, self.effort
+            )
             self._tune(job, job.solver)
         else:
             job.searched = True
             ceiling = min(self._cutoff, job.bound + job.slack * max(abs(job.bound), 1e-9))
-            job.solver.solve(ceiling, self.tolerance, self.deadline)
+            job.solver.solve(ceiling, self.tolerance)
             job.slack *= WIDER
         job.bound = max(job.bound, job.solver.bound)
         if job.solver.best is not None and job.solver.objective < self.objective:
@@ -140,9 +144,8 @@ class PoolSearch:
     def _dive(self, job: _Job) -> None:
         """Solve the most promising job at once: the better the first plan, the sooner the others are ruled out."""
         self._advance(job)
-        now = time.monotonic()
-        latest = now + _DIVING_SHARE * (self.deadline - now)
-        while job.bound < self._cutoff and time.monotonic() < latest:
+        enough = self.effort.until(_DIVING_SHARE)
+        while job.bound < self._cutoff and not enough():
             self._advance(job)
 
     def _tune(self, job: _Job, solver: Decomposition) -> None:

@@ -11,6 +11,7 @@ from itertools import accumulate
 from strata_planner.question.request import PlanRequest
 from strata_planner.search.exact import exact, transfer
 from strata_planner.search.exact.candidates import Pricer
+from strata_planner.search.exact.effort import Effort
 from strata_planner.search.exact.found import Found, SearchStats, gap_of, status_of
 from strata_planner.search.exact.order_search import OrderSearch, Solve
 from strata_planner.search.exact.orders import Fleet, fleet_of
@@ -26,20 +27,20 @@ _SOLVERS: dict[str, Solve] = {"exact": exact.reference, "transfer": transfer.sol
 class Search:
     """One search. `run` returns the best plan found, or None, with what it took; `pricer` is then that of the widths it was found among.
 
-    `narrower`: the requests with fewer widths that are searched beside it.
+    `narrower`: the requests with fewer widths that are searched beside it. `work`: as `Effort` counts it, beside the request's time.
     """
 
-    def __init__(self, request: PlanRequest, watch: Watch = unwatched) -> None:
+    def __init__(self, request: PlanRequest, watch: Watch = unwatched, work: float = math.inf) -> None:
         self.pricer = Pricer(request)
         self.narrower = narrowings(request)[1:]
         self._limit = request.time_limit_seconds
-        self._deadline = time.monotonic() + self._limit
+        self._effort = Effort.of(self._limit, work)
         self._watch = best_of_all(watch)
 
     def run(self) -> tuple[Found | None, SearchStats]:
         best, stats = self._searched(self.pricer)
         for narrower in self.narrower:
-            if time.monotonic() >= self._deadline:
+            if self._effort.ended_by is not None:
                 break
             pricer = Pricer(narrower)
             found, told = self._searched(pricer)
@@ -53,15 +54,14 @@ class Search:
         fleet = fleet_of(request.cluster)
         stages = lengths(request, fleet, pricer.least_weight_bytes)
         if request.solver not in _SOLVERS and pricer.alike:
-            pooled = PenaltySearch(pricer, fleet, self._deadline, self._step)
+            pooled = PenaltySearch(pricer, fleet, self._effort, self._step)
             return _told(pooled.run(stages), pooled, started)
-        single = OrderSearch(pricer, fleet, self._deadline, _SOLVERS.get(request.solver, exact.solve), self._step)
+        single = OrderSearch(pricer, fleet, self._effort, _SOLVERS.get(request.solver, exact.solve), self._step)
         return _told(single.run(stages), single, started)
 
     def _step(self, objective: float) -> None:
         """The best so far, infinite before the first."""
-        left = self._deadline - time.monotonic()
-        done = min(1.0, 1 - left / self._limit) if self._limit else 1.0
+        done = min(1.0, 1 - self._effort.seconds / self._limit) if self._limit else 1.0
         self._watch(Progress(-objective if math.isfinite(objective) else None, done))
 
 

@@ -7,16 +7,17 @@ shortest path is a lower bound, and it is exact once the limits meet. Each path 
 
 import heapq
 import math
-import time
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from strata_planner.search.exact.columns import Kept
+from strata_planner.search.exact.effort import CALL, Effort
 from strata_planner.search.exact.lattice import Floats, Ints, Lattice
 from strata_planner.search.exact.shares import Ascent
 
 _ROUNDS = 20  # of better shares before branching
+_PASSES = 8  # over all columns and arcs, of a shortest path
 
 
 @dataclass(frozen=True)
@@ -70,10 +71,11 @@ class _Walk:
 class Thresholds:
     """Over the columns kept of one lattice. `slack` [step, border, border] per level: arcs above 0 lead to nothing good."""
 
-    def __init__(self, lattice: Lattice, kept: Kept, arcs: list[tuple[Ints, Ints]]) -> None:
+    def __init__(self, lattice: Lattice, kept: Kept, arcs: list[tuple[Ints, Ints]], effort: Effort) -> None:
         """`arcs`: per level, steps and blocks."""
         self._lattice = lattice
-        self._kept = kept
+        self._kept, self._effort = kept, effort
+        self._work = _PASSES * (CALL * len(arcs) + len(kept.cost) + sum(len(steps) for steps, _ in arcs))
         self._weights = np.array(lattice.weights[:2])
         self._of_column = np.repeat(kept.kind, np.diff(np.append(kept.starts, len(kept.cost))))
         self._group = lattice.group[self._of_column]
@@ -101,9 +103,9 @@ class Thresholds:
             self._stretches.append(_Stretch(step, block, at, starts, cost, level.hop_max[step]))
         return len(nodes) == 1
 
-    def solve(self, shares: Floats, cutoff: float, tolerance: float, deadline: float) -> tuple[Route | None, float]:
+    def solve(self, shares: Floats, cutoff: float, tolerance: float) -> tuple[Route | None, float]:
         """The best route below `cutoff`, and a bound of all others: `cutoff`, or what was found less the tolerance; lower only
-        past the deadline. `shares` [groups, phase].
+        where the effort ends before. `shares` [groups, phase].
         """
         if not self._open:
             return None, cutoff
@@ -112,7 +114,7 @@ class Thresholds:
         ceiling = min(cutoff, best.objective * (1 - tolerance)) if best else cutoff
         queue = [(walk.bound, 0, Limits((0.0, 0.0), (math.inf, math.inf)), walk)]
         number = 0
-        while queue and queue[0][0] < ceiling and time.monotonic() <= deadline:
+        while queue and queue[0][0] < ceiling and self._effort.ended_by is None:
             bound, _, limits, walk = heapq.heappop(queue)
             for part in self._split(limits, walk):
                 number += 1
@@ -148,6 +150,7 @@ class Thresholds:
 
     def _walk(self, shares: Floats, limits: Limits) -> _Walk:
         kept, (prefill, decode) = self._kept, self._seconds
+        self._effort.spend(self._work)
         mine = shares[self._group]
         lifted = np.maximum(prefill, limits.low[0]), np.maximum(decode, limits.low[1])
         costs = kept.cost + mine[:, 0] * lifted[0] + mine[:, 1] * lifted[1]

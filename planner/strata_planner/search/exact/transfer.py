@@ -7,32 +7,32 @@ of step, which the paper's text implies: a unit moves without return, and a unit
 """
 
 import math
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 
 from strata_planner.search.exact import exact
+from strata_planner.search.exact.effort import Effort
 from strata_planner.search.exact.problem import Problem, Solution, SolutionStatus, StageCosts, StopReason
 from strata_planner.search.exact.split import Priced, Splits, Stages
 
 _MOST_GIVEN = 3  # units that one rule takes from the slowest stage
 
 
-def solve(problem: Problem, cutoff: float = math.inf, time_limit_seconds: float | None = None) -> Solution:
+def solve(problem: Problem, cutoff: float = math.inf, effort: Effort | None = None) -> Solution:
     """A split better than `cutoff`, never proven to be the best."""
-    deadline = time.monotonic() + (math.inf if time_limit_seconds is None else time_limit_seconds)
-    start = adabits(problem, time_limit_seconds)
+    effort = effort or Effort()
+    start = adabits(problem, effort)
     if not start.counts:
         return replace(start, objective=math.inf, bound=-math.inf)
     splits = Splits(problem)
-    stages, priced = _improved(splits, splits.stages_of(start.counts), deadline)
+    stages, priced = _improved(splits, splits.stages_of(start.counts), effort)
     if priced.objective >= cutoff or not priced.fits:
         return Solution(SolutionStatus.UNKNOWN, StopReason.PROVED)
     return Solution(SolutionStatus.FEASIBLE, StopReason.PROVED, splits.counts(stages), priced.objective)
 
 
-def adabits(problem: Problem, time_limit_seconds: float | None = None) -> Solution:
+def adabits(problem: Problem, effort: Effort | None = None) -> Solution:
     """The split of least penalty that fits, whatever its seconds; its objective is the whole one."""
     still = replace(
         problem,
@@ -42,7 +42,7 @@ def adabits(problem: Problem, time_limit_seconds: float | None = None) -> Soluti
         sum_decode=0,
         theta=1.0,
     )
-    found = exact.solve(still, math.inf, time_limit_seconds)
+    found = exact.solve(still, math.inf, effort)
     return replace(found, objective=problem.objective(found.counts) if found.counts else math.inf, bound=-math.inf)
 
 
@@ -56,10 +56,10 @@ def _timeless(stage: StageCosts) -> StageCosts:
     )
 
 
-def _improved(splits: Splits, stages: Stages, deadline: float) -> tuple[Stages, Priced]:
-    """Steps, each the best there is, until none is better or time is up."""
+def _improved(splits: Splits, stages: Stages, effort: Effort) -> tuple[Stages, Priced]:
+    """Steps, each the best there is, until none is better or the effort ends."""
     priced = splits.priced(stages)
-    while time.monotonic() < deadline:
+    while effort.ended_by is None:
         steps = ((splits.priced(each), each) for each in set(_steps(splits, stages, priced)))
         best = min((step for step in steps if step[0].fits), key=lambda step: step[0].objective, default=None)
         if best is None or best[0].objective >= priced.objective * (1 - exact.RELATIVE_GAP):

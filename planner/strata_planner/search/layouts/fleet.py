@@ -16,11 +16,12 @@ import pulp
 from strata_planner.errors import ClusterError, InfeasibleError
 from strata_planner.question.cluster import Accelerator, Cluster, DeviceGroup, Node
 from strata_planner.question.request import PlanRequest
+from strata_planner.search.exact.effort import Effort
 from strata_planner.search.highs import optimise
 from strata_planner.search.layouts.bound import most_tokens_per_second
 from strata_planner.search.layouts.pipelines import Pipeline, Pipelines
 from strata_planner.search.layouts.pool import Composition, Pool
-from strata_planner.search.layouts.solved import SolvedReplica, nearly_solved, solved
+from strata_planner.search.layouts.solved import SolvedReplica, nearly_solved, proven
 from strata_planner.search.layouts.stages import with_concurrency
 
 MOST_SEQUENCES = 4096  # in flight on one replica
@@ -172,7 +173,7 @@ def _solved(
         pipeline, rung = pattern.pipeline, pattern.rung
         one = nearly_solved(request, order, pipelines.stages.rungs[rung], pipeline.splits[rung])
         if one is not None:
-            found.append((count, solved(request, one)))
+            found.append((count, proven(request, one, Effort.of(request.time_limit_seconds))))
     return tuple(found)
 
 

@@ -145,13 +145,17 @@ def _quickest(load: Load, pipelines: Sequence[Pipeline]) -> Judged:
 
 
 def _in_time(deadlines: Deadlines, load: Load, pipelines: Sequence[Pipeline]) -> Judged:
-    """Replicas that are in time for fewest stay out, as long as the others are in time for more without them."""
+    """Replicas that are in time for nobody stay out, then those for fewest, as long as the others are in time for more without them."""
     serving, best = list(range(len(pipelines))), Judged(-math.inf, (0,) * len(pipelines))
     while serving:
         judged, values = _in_time_together(deadlines, load, pipelines, serving)
         dealt = [place for place in serving if judged.shares[place]]
         if 0 < len(dealt) < len(serving):  # more replicas than sequences: they can do nothing for anyone
             serving = dealt
+            continue
+        punctual = [place for place in serving if values[place] > _NEARLY]
+        if 0 < len(punctual) < len(serving):
+            serving = punctual
             continue
         if judged.score <= best.score:
             break
@@ -164,7 +168,7 @@ def _in_time_together(
     deadlines: Deadlines, load: Load, pipelines: Sequence[Pipeline], serving: Sequence[int]
 ) -> tuple[Judged, dict[int, float]]:
     """Requests go to replicas in proportion to what these can do, as the coordinator's least-loaded routing comes to. Each
-    replica has the groups with which most of its own are in time; a replica too loaded is in time for none. Beside it the share of each that is.
+    replica has the groups with which most of its own are in time. Beside it the share of each that is.
     """
     total = sum(pipelines[place].best_rate for place in serving)
     shares, rungs, values = [0] * len(pipelines), [0] * len(pipelines), dict[int, float]()
@@ -175,12 +179,13 @@ def _in_time_together(
             ((_punctual(curve, one.best_rate, used, deadlines), curve) for curve in one.curves),
             key=lambda pair: (pair[0], pair[1].rung),
         )
-        shares[place], rungs[place] = _most_within(curve, load, deadlines.seconds[-1]), curve.rung
+        most = _most_in_time(curve, max(used) * one.best_rate, deadlines.seconds[-1])
+        shares[place], rungs[place] = load.rungs[most], curve.rung
     score = sum(value * pipelines[place].best_rate / total for place, value in values.items())
     dealt = in_proportion([shares[place] for place in serving], load.total)
     for place, share in zip(serving, dealt, strict=True):
         shares[place] = share
-    return Judged(score - SPARE * max(used), tuple(shares), tuple(rungs)), values
+    return Judged(score - SPARE * min(1.0, max(used)), tuple(shares), tuple(rungs)), values
 
 
 def in_proportion(shares: Sequence[int], total: int) -> tuple[int, ...]:
@@ -195,23 +200,31 @@ def in_proportion(shares: Sequence[int], total: int) -> tuple[int, ...]:
 
 
 def _punctual(curve: Curve, best_rate: float, used: Sequence[float], deadlines: Deadlines) -> float:
-    """The mean over rates and deadlines of the share in time: all of it well below the deadline, none well above, where nearer is a little better."""
+    """The mean over rates and deadlines of the share in time: all of it well below the deadline, none well above, where nearer is a little better.
+    Of a load that is too much, what is served counts, with as many sequences as make most of it.
+    """
     score = 0.0
     for share in used:
         rung = next((rung for rung, rate in enumerate(curve.rates) if rate >= share * best_rate), None)
         if rung is None:
-            continue
-        seconds = curve.seconds[rung]
+            rung = _most_in_time(curve, share * best_rate, deadlines.seconds[-1])
+        served, seconds = min(1.0, curve.rates[rung] / (share * best_rate)), curve.seconds[rung]
         for deadline in deadlines.seconds:
-            score += share_in_time(deadline, seconds) + _NEARLY * min(1.0, deadline / seconds)
+            score += served * (share_in_time(deadline, seconds) + _NEARLY * min(1.0, deadline / seconds))
     return score / len(used) / len(deadlines.seconds)
 
 
-def _most_within(curve: Curve, load: Load, seconds: float) -> int:
-    """The most sequences with which requests are in time; all that there is room for where none are."""
-    fitting = [rung for rung, rate in enumerate(curve.rates) if rate > 0]
-    within = [rung for rung in fitting if curve.seconds[rung] <= seconds]
-    return load.rungs[(within or fitting)[-1]]
+def _most_in_time(curve: Curve, asked: float, deadline: float) -> int:
+    """The rung, of those with room, at which most of what is `asked`, in tokens a second, is served in time; the one with the most sequences of equals."""
+    best, most = -1.0, 0
+    for rung in range(len(curve.rates) - 1, -1, -1):
+        served = min(asked, curve.rates[rung])
+        in_time = served * share_in_time(deadline, curve.seconds[rung]) if served > 0 else -1.0
+        if in_time > best:
+            best, most = in_time, rung
+        if in_time >= asked:
+            break
+    return most
 
 
 def _cheapest(load: Load, pipelines: Sequence[Pipeline], costs: Sequence[float]) -> Judged:

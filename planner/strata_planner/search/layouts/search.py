@@ -13,20 +13,21 @@ from strata_planner.contract.plan import Place, Plan
 from strata_planner.errors import ClusterError, InfeasibleError, WorkloadError
 from strata_planner.question.request import PlanRequest
 from strata_planner.search.assembly import together
+from strata_planner.search.exact.effort import Effort
 from strata_planner.search.exact.orders import Order
+from strata_planner.search.exact.problem import StopReason
 from strata_planner.search.layouts.genetic import Genetic, Genome, Individual, Limits
 from strata_planner.search.layouts.goals import Goal, goal_of
 from strata_planner.search.layouts.groups import Groups
 from strata_planner.search.layouts.pipelines import Pipeline, Pipelines
 from strata_planner.search.layouts.pool import Composition, Pool
-from strata_planner.search.layouts.solved import SolvedReplica, nearly_solved, plan_of, solved_in_time, turned
+from strata_planner.search.layouts.solved import SolvedReplica, nearly_solved, plan_of, proven, turned
 from strata_planner.search.layouts.stages import Split, with_concurrency
 from strata_planner.search.metric import Metric
 from strata_planner.search.watch import Progress, Watch, unwatched
 
 _SEARCH_SHARE = 0.8  # of the time; the rest is for solving the replicas exactly
 _LEAST_STALL, _STALL_OF_EACH, _MOST_STALL = 150, 30, 1200  # of each device
-_LEAST_SECONDS = 0.05  # of a proof, where time is over
 _PROVEN_IN_THE_END = 3  # of the layouts that were solved, those that are solved exactly
 _SOLVED_OF_EACH = 6  # layouts of a population that the solver is asked for in the end; on the way it is the best one
 _SOLVED_OF_FEW = 3
@@ -34,7 +35,9 @@ _UNSURE = 0.05  # by which solving may change what is estimated, as a share
 _MOST_TURNS = 8  # of a replica's ring of stages
 _FILLS = 4  # halvings of the sequences in flight between two rungs of the ladder
 _MOST_WORK = 2_500_000  # of estimating pipelines and solving replicas: two or three seconds
+_SOLVING_SHARE = 0.5  # of a population's work, for solving the best of it
 _WORK_OF_SOLVING, _LEAST_WORK = 40_000, 0.1  # the latter of all work, of the last population at least
+_WORK_OF_PROOFS = 300e6  # as exact searches count it: about a second
 _SECONDS_OF_WORK = 5.0  # time that a search has for that; with less of it there is less to do
 _ISLANDS, _MANY_DEVICES = 3, 24  # populations that know nothing of each other; of many devices there is one
 
@@ -49,6 +52,7 @@ class LayoutStats:
     score: float
     cut_after_seconds: float | None = None  # by the clock; None: it was not
     ended_by_work: bool = False
+    is_proven: bool = True  # layers and bits, for the devices of each replica
     improvements: tuple[tuple[float, float], ...] = ()  # seconds since the start, the value by the request's metric
 
 
@@ -168,7 +172,7 @@ def _finished(
     """The best of what the exact solver makes of the best estimates: a longer search has seen all that a shorter one has."""
     stall = wish.stall or min(_MOST_STALL, max(_LEAST_STALL, _STALL_OF_EACH * sum(genetic.pool.whole)))
     latest = started + wish.seconds * _SEARCH_SHARE
-    work = wish.work * min(1.0, wish.seconds / _SECONDS_OF_WORK)
+    work = wish.work * _share_of_work(wish)
     solver = _Solver(request, wish.goal or goal_of(request), genetic, kept, started)
     bests: list[Genome] = []
 
@@ -182,19 +186,15 @@ def _finished(
         people: list[Individual] = []
         done = genetic.pipelines.work
         own = max(work - done, _LEAST_WORK * work) / (islands + 1 - island)  # solving may have taken all that was left
-        limits = Limits(latest, stall=stall, work=done + own, step=step)
+        limits = Limits(latest, stall=stall, work=done + (1 - _SOLVING_SHARE) * own, step=step)
         for people in genetic.run(wish.seed + island, limits, begin):
             solver.offer(people[0].genome)
         found = [each.genome for each in (*people[:few], *_near_best(genetic, people[0]))]
         bests += [genome for genome in found if genome not in bests]
-        for genome in found:
-            if time.monotonic() < latest:
-                solver.offer(genome)
-            else:
-                genetic.was_cut = True
+        solver.offer_all(found, latest, done + own)
         if genetic.was_cut:
             break
-    return solver.best(started + wish.seconds, _PROVEN_IN_THE_END if wish.thorough else 1, proves=wish.proves)
+    return solver.best(started + wish.seconds, _PROVEN_IN_THE_END if wish.thorough else 1, _proofs(wish))
 
 
 def _near_best(genetic: Genetic, best: Individual) -> list[Individual]:
@@ -213,7 +213,16 @@ def _solved(
 ) -> Layout:
     solver = _Solver(request, wish.goal or goal_of(request), genetic, kept, started)
     solver.offer(genome)
-    return solver.best(started + wish.seconds, 1, proves=wish.proves)
+    return solver.best(started + wish.seconds, 1, _proofs(wish))
+
+
+def _proofs(wish: Wish) -> float:
+    """Work that proofs may take."""
+    return _WORK_OF_PROOFS * wish.work / _MOST_WORK * _share_of_work(wish) if wish.proves else 0.0
+
+
+def _share_of_work(wish: Wish) -> float:
+    return min(1.0, wish.seconds / _SECONDS_OF_WORK)
 
 
 def value_of(request: PlanRequest, replicas: Sequence[SolvedReplica]) -> float:
@@ -234,6 +243,7 @@ class _Solver:
         self._request, self._goal, self._genetic, self._kept, self._started = request, goal, genetic, kept, started
         self._nearly: dict[_Key, SolvedReplica | None] = {}
         self._exactly: dict[_Key, SolvedReplica] = {}
+        self._is_proven = True
         self._seen: set[Genome] = set()
         self._found: list[_Found] = []  # best first
         self._improvements: list[tuple[float, float]] = []
@@ -263,15 +273,27 @@ class _Solver:
         found = [*self._found, _Found(value, judged.score, tuple(dealt))]
         self._found = sorted(found, key=lambda each: -each.value)[:_PROVEN_IN_THE_END]
 
-    def best(self, latest: float, count: int, *, proves: bool) -> Layout:
-        """Of the `count` best layouts, with their splits proven as far as there is time. Raises InfeasibleError where no offered layout holds the model."""
+    def offer_all(self, genomes: Sequence[Genome], latest: float, work: float) -> None:
+        """As many as there is time for, and work."""
+        for genome in genomes:
+            if self._is_over(latest):
+                break
+            if self._genetic.pipelines.work >= work:
+                self._genetic.ended_by_work = True
+                break
+            self.offer(genome)
+
+    def best(self, latest: float, count: int, work: float) -> Layout:
+        """Of the `count` best layouts, with their splits proven as far as there is time and `work`. Raises InfeasibleError where no offered layout holds
+        the model.
+        """
         if not self._found:
             raise InfeasibleError([f"no part of the cluster holds {self._request.model_uri} with a sequence of its KV"])
         both = [way for each in self._found[:count] for way in (each, self._turned(each, latest))]
         full = [self._filled(each, latest) for place, each in enumerate(both) if each not in both[:place]]
-        solved = [
-            (self._proven(each.dealt, latest) if proves else self._with_kept(each.dealt), each.score) for each in full
-        ]
+        if work:
+            self._prove([pair for each in full for pair in each.dealt], Effort(latest, work))
+        solved = [(self._proven(each.dealt), each.score) for each in full]
         found, score = max(solved, key=lambda each: self._value(*each))
         self._improvements.append((time.monotonic() - self._started, self._value(found, score)))
         used = sum(group.degree for each in found for group in each.order)
@@ -284,6 +306,7 @@ class _Solver:
             score,
             round(latest - self._started, 3) if genetic.was_cut else None,
             genetic.ended_by_work,
+            self._is_proven,
             tuple(self._improvements),
         )
         return Layout(self._goal, found, devices - used, stats)
@@ -356,18 +379,21 @@ class _Solver:
     def _with_kept(self, dealt: Sequence[tuple["_Key", SolvedReplica]]) -> tuple[SolvedReplica, ...]:
         return (*self._kept, *(replica for _, replica in dealt))
 
-    def _proven(self, dealt: Sequence[tuple["_Key", SolvedReplica]], latest: float) -> tuple[SolvedReplica, ...]:
-        """With those that are kept; alike replicas are solved once."""
-        for key, replica in dealt:
-            if key in self._exactly:
-                continue
-            if self._is_over(latest):
-                self._exactly[key] = replica
-            else:
-                left = max(_LEAST_SECONDS, (latest - time.monotonic()) / len(dealt))
-                self._exactly[key], in_time = solved_in_time(replace(self._request, time_limit_seconds=left), replica)
-                self._genetic.was_cut |= not in_time
-        return (*self._kept, *(self._exactly[key].on(replica.order) for key, replica in dealt))
+    def _prove(self, dealt: Sequence[tuple["_Key", SolvedReplica]], effort: Effort) -> None:
+        """Alike replicas are solved once; each may take its part of what those before it have left."""
+        alike = dict(reversed(dealt))
+        for left, (key, replica) in zip(range(len(alike), 0, -1), reversed(alike.items()), strict=True):
+            own = Effort(effort.latest, (effort.work - effort.spent) / left)
+            if own.ended_by is None:
+                self._exactly[key] = proven(self._request, replica, own)
+            effort.spend(own.spent)
+            self._is_proven &= own.ended_by is None
+            self._genetic.was_cut |= own.ended_by is StopReason.TIME_LIMIT
+
+    def _proven(self, dealt: Sequence[tuple["_Key", SolvedReplica]]) -> tuple[SolvedReplica, ...]:
+        """With those that are kept."""
+        best = ((self._exactly.get(key, replica), replica.order) for key, replica in dealt)
+        return (*self._kept, *(each.on(order) for each, order in best))
 
     def _replica(
         self, pipeline: Pipeline, choice: "_Choice", taken: dict[int, int]

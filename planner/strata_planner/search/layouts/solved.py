@@ -11,6 +11,7 @@ from strata_planner.contract.plan import Place, Plan, Prediction
 from strata_planner.question.request import PlanRequest
 from strata_planner.search.assembly import assemble, combined
 from strata_planner.search.exact.candidates import Candidate, Pricer
+from strata_planner.search.exact.effort import Effort
 from strata_planner.search.exact.exact import solve
 from strata_planner.search.exact.found import Found
 from strata_planner.search.exact.orders import Order
@@ -21,6 +22,7 @@ from strata_planner.search.layouts.stages import CHUNKS, Split, near_chunks, pai
 from strata_planner.search.metric import Metric
 from strata_planner.search.prediction import predict
 
+_WORK_WHERE_NOTHING_ROUNDS = 20e6  # of the exact solver
 _PRICES = 16  # of the penalty that are tried, to keep within its bound
 
 
@@ -65,7 +67,9 @@ def nearly_solved(
     """
 
     def quick(problem: Problem) -> Solution:
-        return rounded(problem) or solve(problem, time_limit_seconds=request.time_limit_seconds)
+        return rounded(problem) or solve(
+            problem, effort=Effort.of(request.time_limit_seconds, _WORK_WHERE_NOTHING_ROUNDS)
+        )
 
     return _Climb(with_concurrency(request, concurrency), order, quick).run(split)
 
@@ -79,24 +83,16 @@ def turned(near: SolvedReplica, order: Order) -> SolvedReplica | None:
     return _Climb(near.request, order, quick).better(None, [near.found.candidate.pair])
 
 
-def solved(request: PlanRequest, near: SolvedReplica) -> SolvedReplica:
-    """These micro-batches with the split that is proven to be best by LLM-PQ's objective, where that is better by the metric too."""
-    return solved_in_time(request, near)[0]
+def proven(request: PlanRequest, near: SolvedReplica, effort: Effort) -> SolvedReplica:
+    """These micro-batches with the split that is proven to be best by LLM-PQ's objective, where that is better by the metric too. `effort` says afterwards
+    whether it was enough.
+    """
 
+    def split(problem: Problem) -> Solution:
+        return solve(problem, effort=effort)
 
-def solved_in_time(request: PlanRequest, near: SolvedReplica) -> tuple[SolvedReplica, bool]:
-    """The same, and whether the proof ended within the request's time."""
-    stops: list[StopReason] = []
-    share = with_concurrency(request, near.concurrency)
-
-    def proven(problem: Problem) -> Solution:
-        solution = solve(problem, time_limit_seconds=request.time_limit_seconds)
-        stops.append(solution.stop)
-        return solution
-
-    climb = _Climb(share, near.order, proven)
-    better = climb.better(near, [near.found.candidate.pair]) or near
-    return better, StopReason.TIME_LIMIT not in stops
+    climb = _Climb(with_concurrency(request, near.concurrency), near.order, split)
+    return climb.better(near, [near.found.candidate.pair]) or near
 
 
 class _Climb:

@@ -1,7 +1,6 @@
 """The decomposition finds what trying everything finds; its bounds are never above it, whatever the shares."""
 
 import math
-import time
 
 import numpy as np
 import pytest
@@ -15,6 +14,7 @@ from strata_planner.search.exact import exact
 from strata_planner.search.exact.blocks import Blocks, mixed_widths, table_entries
 from strata_planner.search.exact.bounds import pooled_bound
 from strata_planner.search.exact.decomposition import Decomposition
+from strata_planner.search.exact.effort import Effort
 from strata_planner.search.exact.lattice import alike, lattice_of
 from strata_planner.search.exact.problem import Problem, SolutionStatus, StopReason
 from tests.laws import share
@@ -26,9 +26,9 @@ slow = settings(
 alike_problems = problems().filter(alike)
 
 
-def decomposition(problem: Problem) -> Decomposition:
+def decomposition(problem: Problem, effort: Effort | None = None) -> Decomposition:
     lattice = lattice_of(problem)
-    return Decomposition(lattice, Blocks(lattice.penalty))
+    return Decomposition(lattice, Blocks(lattice.penalty), effort or Effort())
 
 
 @slow
@@ -82,13 +82,25 @@ def test_a_cutoff_leaves_only_better_splits(problem: Problem, share: float) -> N
         assert solution.objective == pytest.approx(best, rel=2e-6, abs=1e-9)
 
 
-def test_time_that_is_up_leaves_the_best_seen_and_a_bound() -> None:
+@pytest.mark.parametrize("effort", [Effort.of(seconds=-1), Effort(work=1)])
+def test_an_effort_that_ends_leaves_the_best_seen_and_a_bound(effort: Effort) -> None:
     problem = next(each for each in instances(60, seed=3) if alike(each) and math.isfinite(judged_best(each)))
-    solver = decomposition(problem)
+    solver = decomposition(problem, effort)
     solver.tune(math.inf, 3)
-    exact.finish(solver, math.inf, 1e-6, deadline=time.monotonic() - 1)
+    exact.finish(solver, math.inf, 1e-6, effort)
     best = judged_best(problem)
     assert solver.bound * (1 - 1e-9) <= best <= solver.objective * (1 + 1e-9)
+
+
+@slow
+@given(alike_problems, st.floats(1e5, 1e7), st.floats(1.0, 10.0))
+def test_more_work_is_never_worse_and_the_same_work_is_the_same(problem: Problem, work: float, more: float) -> None:
+    few, again, many = (exact.solve(problem, effort=Effort(work=each)) for each in (work, work, work * more))
+    assert few == again
+    assert many.objective <= few.objective
+    assert many.bound >= few.bound
+    assert few.stop in {StopReason.PROVED, StopReason.WORK_LIMIT}
+    assert few.bound * (1 - 1e-9) <= best_objective(problem)
 
 
 def test_a_problem_too_large_for_the_tables_goes_to_the_ilp(monkeypatch: pytest.MonkeyPatch) -> None:

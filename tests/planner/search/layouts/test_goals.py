@@ -74,6 +74,16 @@ def test_a_replica_that_is_late_for_all_stays_out() -> None:
     assert judged.score > judge(goal, LOAD, [quick, quick], [1.0, 1.0]).score - 0.1
 
 
+def test_of_a_load_that_is_too_much_what_is_served_in_time_counts() -> None:
+    """Of four at once a request takes 13.3 seconds, of two 10.5, alone 10; who serves nobody in time stays out."""
+    quick, slow = a_pipeline((10.0, 19.0, 30.0)), a_pipeline((3.0, 5.0, 6.0))
+    goal = Goal("slo", Deadlines((11.0,), (1.0,)))
+    judged = judge(goal, LOAD, [quick, slow], [1.0, 1.0])
+    assert judged.shares == (2, 0)
+    assert judged.score == judge(goal, LOAD, [quick], [1.0]).score
+    assert judge(goal, LOAD, [quick, quick], [1.0, 1.0]).score > judged.score + 0.1
+
+
 def test_cost_counts_turns() -> None:
     """A cheap one with room for half of the load takes it twice; beside it a dearer one serves all at once."""
     cheap, dear = a_pipeline((10.0, 20.0, 0.0)), a_pipeline((10.0, 20.0, 0.0))

@@ -1,0 +1,54 @@
+"""What an exact search may take: work, which is the same on every machine and beside every other load, and the clock's time, for safety.
+
+Called by the room's searches, which count the numbers they weigh, and by layouts, which say how many that may be.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from strata_planner.search.exact.problem import StopReason
+
+CALL = 5_000  # numbers that are weighed in the time that an array's few operations take, however short it is
+
+
+@dataclass
+class Effort:
+    """`latest`: on the clock, as `time.monotonic` tells it; `work`: numbers that may be weighed, and `spent` of them."""
+
+    latest: float = math.inf
+    work: float = math.inf
+    spent: float = 0.0
+
+    @classmethod
+    def of(cls, seconds: float, work: float = math.inf) -> "Effort":
+        """From now on."""
+        return cls(time.monotonic() + seconds, work)
+
+    @property
+    def seconds(self) -> float:
+        return self.latest - time.monotonic()
+
+    @property
+    def ended_by(self) -> StopReason | None:
+        """None where something is left of both."""
+        if self.spent >= self.work:
+            return StopReason.WORK_LIMIT
+        return StopReason.TIME_LIMIT if self.seconds <= 0 else None
+
+    @property
+    def share_ended_by(self) -> StopReason:
+        """What a part of it ends by (`until`)."""
+        return StopReason.WORK_LIMIT if math.isfinite(self.work) else StopReason.TIME_LIMIT
+
+    def spend(self, numbers: float) -> None:
+        self.spent += numbers
+
+    def until(self, share: float) -> Callable[[], bool]:
+        """Tells whether that share of what is left now has been taken: of the time only where work has no limit, for it is not the same each time."""
+        if math.isfinite(self.work):
+            most = self.spent + share * (self.work - self.spent)
+            return lambda: self.spent >= most or self.ended_by is not None
+        latest = time.monotonic() + share * self.seconds
+        return lambda: time.monotonic() >= latest
