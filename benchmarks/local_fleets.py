@@ -7,13 +7,11 @@ loop, each client asking again when it is answered.
 """
 
 import argparse
-import contextlib
 import os
 import random
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, count
@@ -26,23 +24,23 @@ from rich.table import Table
 
 from benchmarks.rows import Row, run
 from benchmarks.served_plans import loopback
-from benchmarks.slots import SlotProcess
-from benchmarks.throttle import Turn, slower, throttled, with_children
+from benchmarks.simulation import Runtime
+from benchmarks.slots import slot_processes
+from benchmarks.throttle import slower, throttled, turns_of
 from strata_operator.local.machine import with_measured_rates
 from strata_planner.contract.devices import DeviceProfile
-from strata_planner.contract.plan import Plan, Replica
+from strata_planner.contract.plan import Replica
 from strata_planner.costs.latency import Latencies
 from strata_planner.question.cluster import Cluster, Device, Node
 from strata_planner.question.model import Model
 from strata_planner.question.workload import Workload
 from strata_planner.search.planning import PlanRequest, make_plan
-from strata_planner.simulate import Outcome, Request, Served, fleet, of_clients, simulate
+from strata_planner.simulate import fleet, of_clients, simulate
 from strata_runtime.model.random_model import make_random_model
-from strata_runtime.wire.client import LeaderClient, PipelineClient, greedy
+from strata_runtime.wire.client import PipelineClient
 
 SEED, GOAL = 12, 0.10
 WAVES, FEWEST = 3, 24  # requests that are counted of each client, and in all
-_VOCABULARY = 1000  # that prompts use
 Parts = tuple[tuple[float, ...], ...]  # of each core, what its devices have of it
 
 
@@ -133,68 +131,16 @@ def question(asked: Deployment, model: Path, rates: DeviceProfile) -> PlanReques
     )
 
 
-@contextlib.contextmanager
-def slots_of(asked: Deployment, plan: Plan) -> Iterator[dict[str, SlotProcess]]:
-    """A slot for each device, on its core."""
-    slots: dict[str, SlotProcess] = {}
-    on = {f"n{place}": core for place, core in enumerate(at for at, parts in enumerate(asked.cores) for _ in parts)}
-    own = sorted(os.sched_getaffinity(0))
-    try:
-        for stage in plan.stages:
-            slots[stage.slot] = SlotProcess(stage.slot, 1, (own[on[stage.node] % len(own)],))
-        yield slots
-    finally:
-        for slot in slots.values():
-            slot.close()
-
-
-def turns(asked: Deployment, plan: Plan, slots: dict[str, SlotProcess]) -> list[Turn]:
-    """Devices of one core after each other; a whole core's is left alone."""
-    by_node = {stage.node: with_children(slots[stage.slot].process.pid) for stage in plan.stages}
-    found, place = [], count()
-    for parts in asked.cores:
-        ends = list(accumulate(parts))
-        for part, end in zip(parts, ends, strict=True):
-            pids = by_node[f"n{next(place)}"]
+def placed(asked: Deployment) -> tuple[dict[str, int], dict[str, tuple[float, float]]]:
+    """The core of each node, and of nodes with a part of one when they have it: after each other."""
+    cores, turns, place = dict[str, int](), dict[str, tuple[float, float]](), count()
+    for core, parts in enumerate(asked.cores):
+        for part, end in zip(parts, accumulate(parts), strict=True):
+            node = f"n{next(place)}"
+            cores[node] = core
             if part < 1:
-                found.append(Turn(pids, end - part, end))
-    return found
-
-
-class ClosedLoop:
-    """A trace whose next request is sent when one is answered, against a leader."""
-
-    def __init__(self, leader: LeaderClient, name: str) -> None:
-        self._leader, self._name = leader, name
-
-    def replay(self, trace: Sequence[Request], clients: int) -> Outcome:
-        started, moments = time.perf_counter(), [list[float]() for _ in trace]
-        sent, ended = [0.0] * len(trace), 0
-        for number in range(clients):
-            self._send(number, trace[number])
-        following = clients
-        while ended < len(trace):
-            events = self._leader.events()
-            now = time.perf_counter() - started
-            for event in events:
-                moments[int(event.request.rpartition("-")[2])].append(now)
-                if event.finish is None:
-                    continue
-                ended += 1
-                if following < len(trace):
-                    sent[following] = now
-                    self._send(following, trace[following])
-                    following += 1
-        served = [
-            Served(request._replace(arrival_seconds=at), 0, came[0], came[-1], len(came))
-            for request, at, came in zip(trace, sent, moments, strict=True)
-        ]
-        return Outcome(tuple(served), (), max(came[-1] for came in moments))
-
-    def _send(self, number: int, request: Request) -> None:
-        prompt = [(7 * number + place) % _VOCABULARY for place in range(request.prompt_tokens)]
-        name = f"{self._name}-{number}"
-        self._leader.send(greedy(name, prompt, request.output_tokens, salt=name))
+                turns[node] = end - part, end
+    return cores, turns
 
 
 def see(asked: Deployment, folder: Path) -> Ran:
@@ -213,13 +159,14 @@ def see(asked: Deployment, folder: Path) -> Ran:
         simulating.limits.most_tokens,
     )
     told = simulate([simulating], trace, in_flight=clients)
-    with slots_of(asked, plan) as slots:
-        leader = PipelineClient(slots).serve(plan)
-        ClosedLoop(leader, "warm").replay(
-            trace[: 2 * clients], clients
-        )  # kernels are made for the steps' sizes as they first come
-        with throttled(turns(asked, plan, slots)):
-            seen = ClosedLoop(leader, "run").replay(trace, clients)
+    own, (cores, turns) = sorted(os.sched_getaffinity(0)), placed(asked)
+    on = {stage.slot: (own[cores[stage.node] % len(own)],) for stage in plan.stages}
+    with slot_processes(plan, on=on) as slots:
+        runtime = Runtime(PipelineClient(slots).serve(plan))
+        runtime.replay(trace[: 2 * clients], clients)  # kernels are made for the steps' sizes as they first come
+        pids = {name: slot.process.pid for name, slot in slots.items()}
+        with throttled(turns_of(plan, pids, turns)):
+            seen = runtime.replay(trace, clients)
     rates = (each.steady_tokens_per_second(clients) for each in (told, seen))
     return Ran(asked, _layers(replica), plan.prediction.tokens_per_second, *rates)
 

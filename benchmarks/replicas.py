@@ -17,7 +17,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -32,7 +32,7 @@ from msgspec import structs
 from rich.console import Console
 
 from benchmarks.rows import Row, run
-from benchmarks.throttle import Turn, slower, throttled, with_children
+from benchmarks.throttle import slower, throttled, turns_of
 from benchmarks.truth import write_tokenizer
 from strata_operator.demo import HOST
 from strata_operator.local.deployment import LocalDeployment, LocalOptions, Programs
@@ -112,14 +112,9 @@ async def serving(plan: Plan, gateway: str = "strata_runtime.gateway.__main__") 
 
 def held(deployment: LocalDeployment, shares: Sequence[float]) -> contextlib.AbstractContextManager[None]:
     """Each slot to its node's share, in turns that do not overlap where they fit into a period."""
-    return throttled(turns_of(deployment.plan, deployment.pids, shares))
-
-
-def turns_of(plan: Plan, pids: Mapping[str, int], shares: Sequence[float]) -> list[Turn]:
-    """`shares`: of nodes, in their order."""
     ends = [min(1.0, sum(shares[: at + 1])) for at in range(len(shares))]
-    by_node = {name: (end - share, end) for name, share, end in zip("abcd", shares, ends, strict=False)}
-    return [Turn(with_children(pids[stage.slot]), *by_node[stage.node]) for stage in plan.stages]
+    of_nodes = {name: (end - share, end) for name, share, end in zip("abcd", shares, ends, strict=False)}
+    return throttled(turns_of(deployment.plan, deployment.pids, of_nodes))
 
 
 class Clients:

@@ -104,8 +104,8 @@ class Runtime:
         self._leader = leader
         self._runs = 0
 
-    def replay(self, trace: Sequence[Request]) -> Outcome:
-        """Send every request when it is due, note when its tokens come."""
+    def replay(self, trace: Sequence[Request], in_flight: int | None = None) -> Outcome:
+        """Send every request when it is due, or of a closed loop when so many are no longer in flight; note when its tokens come."""
         self._runs += 1
         names = [f"{self._runs}-{number}" for number in range(len(trace))]
         submits = [
@@ -113,13 +113,16 @@ class Runtime:
             for number, (name, each) in enumerate(zip(names, trace, strict=True))
         ]
         moments: dict[str, list[float]] = {submit.request: [] for submit in submits}
+        sent = [each.arrival_seconds for each in trace]
         unfinished, due, started = len(trace), 0, time.perf_counter()
         while unfinished:
             now = time.perf_counter() - started
-            while due < len(trace) and trace[due].arrival_seconds <= now:
+            room = len(trace) if in_flight is None else len(trace) - unfinished + in_flight
+            while due < min(len(trace), room) and (in_flight is not None or sent[due] <= now):
+                sent[due] = now if in_flight is not None else sent[due]
                 self._leader.send(submits[due])
                 due += 1
-            if due < len(trace) and not self._leader.heard(trace[due].arrival_seconds - now):
+            if due < len(trace) and in_flight is None and not self._leader.heard(sent[due] - now):
                 continue
             # Raises where the slots have lost each other on a machine too busy for heartbeats.
             events = self._leader.events()
@@ -127,7 +130,8 @@ class Runtime:
             for event in events:
                 moments[event.request].append(came_at)
                 unfinished -= event.finish is not None
-        return _outcome(trace, list(moments.values()))
+        asked = [each._replace(arrival_seconds=at) for each, at in zip(trace, sent, strict=True)]
+        return _outcome(asked, list(moments.values()))
 
 
 def _prompt(number: int, tokens: int) -> list[int]:

@@ -136,8 +136,10 @@ def _ragged(length: int, number: int) -> int:
 
 
 @contextlib.contextmanager
-def slot_processes(plan: Plan, threads: int = 1, *, bound: bool = True) -> Iterator[dict[str, SlotProcess]]:
-    """A fresh process for every slot of the plan, ended on the way out. `bound`: each to processors of its own, where there are enough."""
+def slot_processes(
+    plan: Plan, threads: int = 1, *, bound: bool = True, on: Mapping[str, Collection[int]] | None = None
+) -> Iterator[dict[str, SlotProcess]]:
+    """A fresh process for every slot of the plan, ended on the way out. `bound`: each to processors of its own, where there are enough; `on`: to these."""
     stages = [stage for replica in plan.replicas for stage in replica.stages]
     names = list(dict.fromkeys(stage.slot for stage in stages))
     slots: dict[str, SlotProcess] = {}
@@ -146,6 +148,7 @@ def slot_processes(plan: Plan, threads: int = 1, *, bound: bool = True) -> Itera
         enough = len(names) * threads <= len(cores)
         for place, name in enumerate(names):
             own = cores[place * threads : (place + 1) * threads] if bound and enough else ()
+            own = own if on is None else on[name]
             ranks = max(stage.tensor_parallel for stage in stages if stage.slot == name)
             slots[name] = SlotProcess(name, threads, own, ranks)
         yield slots

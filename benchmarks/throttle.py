@@ -11,13 +11,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import psutil
 from msgspec import structs
 
 from strata_planner.contract.devices import DeviceProfile
+from strata_planner.contract.plan import Plan
 
 PERIOD_SECONDS = 0.005  # short beside a step, whose seconds would vary by a turn's pause
 _PR_SET_TIMERSLACK = 29  # of Linux's prctl
@@ -39,6 +40,13 @@ class Turn:
 def with_children(pid: int) -> list[int]:
     """Ranks of a slot are processes of its nursery."""
     return [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
+
+
+def turns_of(plan: Plan, pids: Mapping[str, int], of_nodes: Mapping[str, tuple[float, float]]) -> list[Turn]:
+    """Of the slots (`pids`) on these nodes, which run from one share of a period to the other."""
+    return [
+        Turn(with_children(pids[stage.slot]), *of_nodes[stage.node]) for stage in plan.stages if stage.node in of_nodes
+    ]
 
 
 @contextlib.contextmanager
