@@ -65,7 +65,7 @@ def _cases(request: PlanRequest) -> list[Case]:
     ]  # the smallest leads a group of unlike devices: they wait for it
     alone = tuple(DeviceGroup((each,)) for each in (*devices["a"], *devices["b"], *devices["c"]))
     near = nearly_solved(request, (a, b, c), 1)
-    ours = proven(request, near, Effort.of(request.time_limit_seconds)) if near is not None else None
+    ours = proven(request, near, Effort.of(request.time_limit_seconds))[0] if near is not None else None
     return [
         Case("HexGen's, TP 4/2/2", (a, b, c), (48, 20, 12), "1"),
         Case("ours on all three, TP 4/2/2", (a, b, c), ours.layers if ours is not None else (), ""),

@@ -2,8 +2,8 @@
 
 `python -m benchmarks.local_fleets [--deployments 6] [--only NUMBER] [--json FILE]`, some three minutes each on two quiet cores. A device is one core
 or a part of one (`benchmarks.throttle`); models, loads and widths are drawn at random. The planner and its simulator know the processor as `strata up`
-measures it, anew for each deployment as its speed drifts, and the model's shapes: no profile of the model, nothing of the run. Both run the same closed
-loop, each client asking again when it is answered.
+measures it, and the model's shapes: no profile of the model, nothing of the run. It is measured before and after each run, for its speed drifts; what is
+simulated with both counts in the mean. Both run the same closed loop, each client asking again when it is answered.
 """
 
 import argparse
@@ -29,13 +29,13 @@ from benchmarks.slots import slot_processes
 from benchmarks.throttle import slower, throttled, turns_of
 from strata_operator.local.machine import with_measured_rates
 from strata_planner.contract.devices import DeviceProfile
-from strata_planner.contract.plan import Replica
+from strata_planner.contract.plan import Plan, Replica
 from strata_planner.costs.latency import Latencies
 from strata_planner.question.cluster import Cluster, Device, Node
 from strata_planner.question.model import Model
 from strata_planner.question.workload import Workload
 from strata_planner.search.planning import PlanRequest, make_plan
-from strata_planner.simulate import fleet, of_clients, simulate
+from strata_planner.simulate import Request, fleet, of_clients, simulate
 from strata_runtime.model.random_model import make_random_model
 from strata_runtime.wire.client import PipelineClient
 
@@ -148,17 +148,9 @@ def see(asked: Deployment, folder: Path) -> Ran:
     request = question(asked, model, measured_rates())
     plan = make_plan(request).plan
     (replica,) = plan.replicas
-    (simulating,) = fleet(plan, request.model, request.cluster, Latencies(request.latency_sources))
     clients, load = replica.concurrency, asked.load
-    trace = of_clients(
-        clients,
-        max(WAVES * clients, FEWEST),
-        load.prompt_tokens,
-        load.output_tokens,
-        SEED,
-        simulating.limits.most_tokens,
-    )
-    told = simulate([simulating], trace, in_flight=clients)
+    lengths, most = (load.prompt_tokens, load.output_tokens), request.max_model_len
+    trace = of_clients(clients, max(WAVES * clients, FEWEST), *lengths, SEED, most)
     own, (cores, turns) = sorted(os.sched_getaffinity(0)), placed(asked)
     on = {stage.slot: (own[cores[stage.node] % len(own)],) for stage in plan.stages}
     with slot_processes(plan, on=on) as slots:
@@ -166,9 +158,15 @@ def see(asked: Deployment, folder: Path) -> Ran:
         runtime.replay(trace[: 2 * clients], clients)  # kernels are made for the steps' sizes as they first come
         pids = {name: slot.process.pid for name, slot in slots.items()}
         with throttled(turns_of(plan, pids, turns)):
-            seen = runtime.replay(trace, clients)
-    rates = (each.steady_tokens_per_second(clients) for each in (told, seen))
-    return Ran(asked, _layers(replica), plan.prediction.tokens_per_second, *rates)
+            seen = runtime.replay(trace, clients).steady_tokens_per_second(clients)
+    told = [simulated(plan, each, trace, clients) for each in (request, question(asked, model, measured_rates()))]
+    return Ran(asked, _layers(replica), plan.prediction.tokens_per_second, statistics.mean(told), seen)
+
+
+def simulated(plan: Plan, request: PlanRequest, trace: Sequence[Request], clients: int) -> float:
+    """Tokens a second on the request's devices."""
+    replicas = fleet(plan, request.model, request.cluster, Latencies(request.latency_sources))
+    return simulate(replicas, trace, in_flight=clients).steady_tokens_per_second(clients)
 
 
 def _layers(replica: Replica) -> list[str]:

@@ -38,6 +38,11 @@ from strata_planner.search.watch import Watch, best_of_all, part_of, unwatched
 __all__ = ["PlanOutcome", "PlanRequest", "make_plan"]
 
 IDLE = "devices stay idle: they would not help this goal"
+_PROVEN = "layers and bits are proven for each replica's devices; which devices form one is searched, not proven"
+_ENDED = (
+    "proving layers and bits took more than its limit: they, and which devices form a replica, are searched, not proven"
+)
+_SEARCHED = "layers and bits and which devices form a replica are searched, not proven"
 _PROVEN_GAP = 1e-5  # what is left between a plan and its bound when nothing better is to be found
 _PROVEN_DEVICES = 6  # with so many, one pipeline of them is proven within a second or two
 _PROOF_SECONDS, _LEAST_PROOF_SECONDS, _PROOF_WORK = 10.0, 0.5, 300e6  # the last in numbers: a second or so
@@ -109,7 +114,8 @@ def _searched(request: PlanRequest, hints: Sequence[Plan], watch: Watch, *, quic
     if request.solver == "auto" and 1 in request.tensor_parallel and (few or not found or _mixes(request)):
         limit = _limit(request, quick=quick)
         left = min(limit, max(_LEAST_PROOF_SECONDS, limit - (time.monotonic() - started)))
-        found += [_of_all(each, limit) for each in _pipeline_as_layout(request, min(_PROOF_SECONDS, left))]
+        work = math.inf if not found or _mixes(request) else _PROOF_WORK  # nothing else may find what holds the model
+        found += [_of_all(each, limit) for each in _pipeline_as_layout(request, min(_PROOF_SECONDS, left), work)]
     if not found and 1 not in request.tensor_parallel:
         degrees = ", ".join(map(str, request.tensor_parallel))
         held = "no groups of so many equal devices of one node, which divide the model's heads, hold"
@@ -143,16 +149,14 @@ def _laid_out(request: PlanRequest, starts: Sequence[Genome], wish: Wish) -> Lay
         return None
 
 
-def _pipeline_as_layout(request: PlanRequest, limit: float) -> list[Layout]:
-    search = Search(replace(request, solver="pipeline", time_limit_seconds=limit), work=_PROOF_WORK)
+def _pipeline_as_layout(request: PlanRequest, limit: float, work: float) -> list[Layout]:
+    search = Search(replace(request, solver="pipeline", time_limit_seconds=limit), work=work)
     one, stats = search.run()
     if one is None:
         return []
     replica = _never_empty(_replica(search, one), request)
     cut = limit if stats.stop is StopReason.TIME_LIMIT else None
-    told = LayoutStats(
-        stats.orders, stats.candidates, stats.seconds, 0.0, cut, is_proven=stats.stop is StopReason.PROVED
-    )
+    told = LayoutStats(stats.orders, stats.candidates, stats.seconds, 0.0, cut, proof=stats.stop)
     return [Layout(goal_of(request), (replica,), len(request.cluster.accelerators()) - len(replica.order), told)]
 
 
@@ -201,7 +205,8 @@ def _pipeline(request: PlanRequest, watch: Watch) -> PlanOutcome:
     plan = msgspec.structs.replace(plan, search=msgspec.structs.replace(ended_by, bound=stats.bound if known else None))
     if stats.stop is not StopReason.PROVED or stats.gap > _PROVEN_GAP:
         ended = f"the search ended at its {stats.stop.value}: " if stats.stop is not StopReason.PROVED else ""
-        notes.append(f"{ended}a better plan may exist, at most {stats.gap:.2%} better by the objective")
+        by = f", at most {stats.gap:.2%} better by the objective" if math.isfinite(stats.gap) else ""
+        notes.append(f"{ended}a better plan may exist{by}")
     return PlanOutcome(plan, stats, tuple(notes), (_replica(search, found),))
 
 
@@ -221,17 +226,11 @@ def _outcome(request: PlanRequest, found: Layout, *, proven: bool) -> PlanOutcom
         stop=_stop(found.stats),
         status=SolutionStatus.FEASIBLE,
     )
-    proven &= found.stats.is_proven
     plan, of_strategies = with_strategies(request, layout_plan(found))
     ended = _ended(stats, found.stats.cut_after_seconds)
     plan = msgspec.structs.replace(with_objective(request, plan), search=ended)
     notes = [*_notes(request, plan), *of_strategies]
-    which = (
-        "are proven for each replica's devices; which devices form one is"
-        if proven
-        else "and which devices form a replica are"
-    )
-    notes.append(f"layers and bits {which} searched, not proven")
+    notes.append(_PROVEN if proven and found.stats.proof is StopReason.PROVED else _ENDED if proven else _SEARCHED)
     if ended.was_cut:
         notes.append(ended.warning)
     if found.idle:
@@ -247,7 +246,9 @@ def _ended(stats: SearchStats, cut_after_seconds: float | None) -> SearchEnded:
 def _stop(stats: LayoutStats) -> StopReason:
     if stats.cut_after_seconds is not None:
         return StopReason.TIME_LIMIT
-    return StopReason.WORK_LIMIT if stats.ended_by_work or not stats.is_proven else StopReason.SETTLED
+    if stats.ended_by_work:
+        return StopReason.WORK_LIMIT
+    return StopReason.SETTLED if stats.proof is StopReason.PROVED else stats.proof
 
 
 def _mixed(request: PlanRequest) -> int:

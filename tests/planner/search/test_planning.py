@@ -100,7 +100,7 @@ def test_a_proof_that_takes_more_work_than_there_is_is_told(monkeypatch: pytest.
     whole = make_plan(request)
     monkeypatch.setattr(layout_search, "_WORK_OF_PROOFS", 1.0)
     outcome = make_plan(request)
-    told = "layers and bits and which devices form a replica are searched, not proven"
+    told = "proving layers and bits took more than its limit: they, and which devices form a replica, are searched, not proven"
     assert told in outcome.notes
     assert told not in whole.notes
     assert outcome.plan.search is not None

@@ -199,6 +199,7 @@ class Columns:
         ]
         of_column = np.repeat(kind, number)
         seconds = np.einsum("cb,cbp->cp", counts, lattice.seconds[of_column]) + lattice.fixed[of_column]
+        self._effort.spend(_PIVOTS * len(seconds))
         cost = np.concatenate([np.zeros(0), *penalties]) + seconds[:, 0] + lattice.weights[2] * seconds[:, 1]
         return _undominated(Kept(kind, first, first + size, _starts(number), counts, seconds, cost))
 

@@ -84,6 +84,8 @@ class Decomposition:
         cutoff = min(cutoff, self.objective * (1 - tolerance))
         found = self._below(cutoff)
         while found is None:  # nearer to the bound there are fewer
+            if self._effort.ended_by is not None:
+                return
             cutoff = (cutoff + self.bound) / 2
             found = self._below(cutoff)
         kept, arcs = found
@@ -205,6 +207,7 @@ class Decomposition:
             return None
         arcs = []
         for rest, level in zip(rests, lattice.levels, strict=True):
+            self._effort.spend(CALL + _PASSES * len(rest) * len(kept.end))
             cost = rest[:, kept.end, kept.first] + table[kept.kind, kept.end, kept.first]
             cost[level.kind[:, None] != kept.kind] = np.inf
             steps, blocks = np.nonzero(cost <= cutoff)

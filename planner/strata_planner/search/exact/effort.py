@@ -40,7 +40,7 @@ class Effort:
     @property
     def share_ended_by(self) -> StopReason:
         """What a part of it ends by (`until`)."""
-        return StopReason.WORK_LIMIT if math.isfinite(self.work) else StopReason.TIME_LIMIT
+        return self.ended_by or (StopReason.WORK_LIMIT if math.isfinite(self.work) else StopReason.TIME_LIMIT)
 
     def spend(self, numbers: float) -> None:
         self.spent += numbers

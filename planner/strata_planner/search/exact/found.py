@@ -4,7 +4,7 @@ Made by `search` and `transfer`, and by the methods that benchmarks compare with
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from strata_planner.search.exact.candidates import Candidate
 from strata_planner.search.exact.exact import RELATIVE_GAP
@@ -35,6 +35,12 @@ class SearchStats:
     status: SolutionStatus
     bound: float = -math.inf
     gap: float = math.inf
+
+    def cut(self, stop: StopReason) -> "SearchStats":
+        """Where more was to be searched: nothing is known of all plans together."""
+        status = SolutionStatus.UNKNOWN if self.status is SolutionStatus.INFEASIBLE else self.status
+        status = SolutionStatus.FEASIBLE if status is SolutionStatus.OPTIMAL else status
+        return replace(self, stop=stop, status=status, bound=-math.inf, gap=math.inf)
 
     def with_others(self, told: "SearchStats", objective: float) -> "SearchStats":
         """Of two searches over two sets of plans as of one over both; `objective`: of the best plan of both."""

@@ -29,7 +29,7 @@ ORDER_LIMIT = 5000  # different device orders looked at; only large fleets of un
 _DIVING_SHARE = 0.25
 Step = Callable[[float], None]  # is called now and then with the objective of the best plan so far
 ENUMERATION_SHARE = 0.3  # of the effort that there is
-WORK_OF_BOUND = 100_000  # numbers weighed for a candidate's first bound
+WORK_OF_BOUND = 30_000  # numbers weighed for a candidate's first bound
 
 
 @dataclass

@@ -40,7 +40,9 @@ class Search:
     def run(self) -> tuple[Found | None, SearchStats]:
         best, stats = self._searched(self.pricer)
         for narrower in self.narrower:
-            if self._effort.ended_by is not None:
+            ended_by = self._effort.ended_by
+            if ended_by is not None:
+                stats = stats.cut(ended_by)
                 break
             pricer = Pricer(narrower)
             found, told = self._searched(pricer)

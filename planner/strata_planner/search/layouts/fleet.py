@@ -173,7 +173,7 @@ def _solved(
         pipeline, rung = pattern.pipeline, pattern.rung
         one = nearly_solved(request, order, pipelines.stages.rungs[rung], pipeline.splits[rung])
         if one is not None:
-            found.append((count, proven(request, one, Effort.of(request.time_limit_seconds))))
+            found.append((count, proven(request, one, Effort.of(request.time_limit_seconds))[0]))
     return tuple(found)
 
 

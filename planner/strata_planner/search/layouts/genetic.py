@@ -20,6 +20,7 @@ Genome = tuple[Composition, ...]
 
 POPULATION = 24
 _FIRST_SHOWN = 100  # mutations
+_WORK_OF_JUDGING = 40  # for each replica, in the time of which so many loads of a stage are priced
 _ROOMS = (1.02, 1.15, 1.4, 2.0)  # times the model's bytes: what replicas of the first layouts have
 
 
@@ -123,6 +124,7 @@ class Genetic:
         ordered = tuple(sorted(each for each in genome if any(each)))
         if ordered not in self._judged:
             judged = self.judged(ordered)
+            self.pipelines.work += _WORK_OF_JUDGING * len(judged.shares)
             parts = (part for part, _ in self.replicas(ordered))
             serving = tuple((part, share) for part, share in zip(parts, judged.shares, strict=True) if share)
             one = self._judged[ordered] = Individual(ordered, judged, serving)

@@ -179,7 +179,7 @@ def _in_time_together(
             ((_punctual(curve, one.best_rate, used, deadlines), curve) for curve in one.curves),
             key=lambda pair: (pair[0], pair[1].rung),
         )
-        most = _most_in_time(curve, max(used) * one.best_rate, deadlines.seconds[-1])
+        most = _most_in_time(curve, max(used) * one.best_rate, deadlines.seconds)
         shares[place], rungs[place] = load.rungs[most], curve.rung
     score = sum(value * pipelines[place].best_rate / total for place, value in values.items())
     dealt = in_proportion([shares[place] for place in serving], load.total)
@@ -207,19 +207,20 @@ def _punctual(curve: Curve, best_rate: float, used: Sequence[float], deadlines: 
     for share in used:
         rung = next((rung for rung, rate in enumerate(curve.rates) if rate >= share * best_rate), None)
         if rung is None:
-            rung = _most_in_time(curve, share * best_rate, deadlines.seconds[-1])
+            rung = _most_in_time(curve, share * best_rate, deadlines.seconds)
         served, seconds = min(1.0, curve.rates[rung] / (share * best_rate)), curve.seconds[rung]
         for deadline in deadlines.seconds:
             score += served * (share_in_time(deadline, seconds) + _NEARLY * min(1.0, deadline / seconds))
     return score / len(used) / len(deadlines.seconds)
 
 
-def _most_in_time(curve: Curve, asked: float, deadline: float) -> int:
+def _most_in_time(curve: Curve, asked: float, deadlines: Sequence[float]) -> int:
     """The rung, of those with room, at which most of what is `asked`, in tokens a second, is served in time; the one with the most sequences of equals."""
     best, most = -1.0, 0
     for rung in range(len(curve.rates) - 1, -1, -1):
         served = min(asked, curve.rates[rung])
-        in_time = served * share_in_time(deadline, curve.seconds[rung]) if served > 0 else -1.0
+        shares = sum(share_in_time(each, curve.seconds[rung]) for each in deadlines) / len(deadlines) if served else 0.0
+        in_time = served * shares if served else -1.0
         if in_time > best:
             best, most = in_time, rung
         if in_time >= asked:

@@ -37,7 +37,7 @@ _FILLS = 4  # halvings of the sequences in flight between two rungs of the ladde
 _MOST_WORK = 2_500_000  # of estimating pipelines and solving replicas: two or three seconds
 _SOLVING_SHARE = 0.5  # of a population's work, for solving the best of it
 _WORK_OF_SOLVING, _LEAST_WORK = 40_000, 0.1  # the latter of all work, of the last population at least
-_WORK_OF_PROOFS = 300e6  # as exact searches count it: about a second
+_WORK_OF_PROOFS = 400e6  # as exact searches count it: about a second
 _SECONDS_OF_WORK = 5.0  # time that a search has for that; with less of it there is less to do
 _ISLANDS, _MANY_DEVICES = 3, 24  # populations that know nothing of each other; of many devices there is one
 
@@ -52,7 +52,7 @@ class LayoutStats:
     score: float
     cut_after_seconds: float | None = None  # by the clock; None: it was not
     ended_by_work: bool = False
-    is_proven: bool = True  # layers and bits, for the devices of each replica
+    proof: StopReason = StopReason.PROVED  # of layers and bits, for the devices of each replica
     improvements: tuple[tuple[float, float], ...] = ()  # seconds since the start, the value by the request's metric
 
 
@@ -79,7 +79,7 @@ class Layout:
 class Wish:
     """How to search: for how long, with which seed of all chance, and what for where that is not the request's own objective. `stall`:
     mutations without a better layout that end it; None: by the number of devices. `work`: of estimating pipelines, by their own count, that
-    ends it too. Not `thorough`: one population, of which few are solved. Not `proves`: layers and bits are as they were found.
+    ends it too, and in proportion that of proofs. Not `thorough`: one population, of which few are solved. Not `proves`: layers and bits are as they were found.
     """
 
     goal: Goal | None = None
@@ -243,7 +243,7 @@ class _Solver:
         self._request, self._goal, self._genetic, self._kept, self._started = request, goal, genetic, kept, started
         self._nearly: dict[_Key, SolvedReplica | None] = {}
         self._exactly: dict[_Key, SolvedReplica] = {}
-        self._is_proven = True
+        self._unproven: dict[_Key, StopReason] = {}
         self._seen: set[Genome] = set()
         self._found: list[_Found] = []  # best first
         self._improvements: list[tuple[float, float]] = []
@@ -278,7 +278,9 @@ class _Solver:
         for genome in genomes:
             if self._is_over(latest):
                 break
-            if self._genetic.pipelines.work >= work:
+            if genome in self._seen:
+                continue
+            if self._found and self._genetic.pipelines.work >= work:
                 self._genetic.ended_by_work = True
                 break
             self.offer(genome)
@@ -293,8 +295,9 @@ class _Solver:
         full = [self._filled(each, latest) for place, each in enumerate(both) if each not in both[:place]]
         if work:
             self._prove([pair for each in full for pair in each.dealt], Effort(latest, work))
-        solved = [(self._proven(each.dealt), each.score) for each in full]
-        found, score = max(solved, key=lambda each: self._value(*each))
+        solved = [(self._proven(each.dealt), each.score, each.dealt) for each in full]
+        found, score, dealt = max(solved, key=lambda each: self._value(*each[:2]))
+        proof = next((self._unproven[key] for key, _ in dealt if key in self._unproven), StopReason.PROVED)
         self._improvements.append((time.monotonic() - self._started, self._value(found, score)))
         used = sum(group.degree for each in found for group in each.order)
         devices = sum(each.usable_bytes > 0 for each in self._request.cluster.accelerators())
@@ -306,7 +309,7 @@ class _Solver:
             score,
             round(latest - self._started, 3) if genetic.was_cut else None,
             genetic.ended_by_work,
-            self._is_proven,
+            proof,
             tuple(self._improvements),
         )
         return Layout(self._goal, found, devices - used, stats)
@@ -381,14 +384,16 @@ class _Solver:
 
     def _prove(self, dealt: Sequence[tuple["_Key", SolvedReplica]], effort: Effort) -> None:
         """Alike replicas are solved once; each may take its part of what those before it have left."""
-        alike = dict(reversed(dealt))
-        for left, (key, replica) in zip(range(len(alike), 0, -1), reversed(alike.items()), strict=True):
-            own = Effort(effort.latest, (effort.work - effort.spent) / left)
-            if own.ended_by is None:
-                self._exactly[key] = proven(self._request, replica, own)
+        alike = dict(dealt)
+        for left, (key, replica) in zip(range(len(alike), 0, -1), alike.items(), strict=True):
+            own = Effort.of(effort.seconds / left, (effort.work - effort.spent) / left)
+            ended_by = own.ended_by
+            if ended_by is None:
+                self._exactly[key], ended_by = proven(self._request, replica, own)
             effort.spend(own.spent)
-            self._is_proven &= own.ended_by is None
-            self._genetic.was_cut |= own.ended_by is StopReason.TIME_LIMIT
+            if ended_by is not None:
+                self._unproven[key] = ended_by
+            self._genetic.was_cut |= ended_by is StopReason.TIME_LIMIT
 
     def _proven(self, dealt: Sequence[tuple["_Key", SolvedReplica]]) -> tuple[SolvedReplica, ...]:
         """With those that are kept."""

@@ -83,16 +83,26 @@ def turned(near: SolvedReplica, order: Order) -> SolvedReplica | None:
     return _Climb(near.request, order, quick).better(None, [near.found.candidate.pair])
 
 
-def proven(request: PlanRequest, near: SolvedReplica, effort: Effort) -> SolvedReplica:
-    """These micro-batches with the split that is proven to be best by LLM-PQ's objective, where that is better by the metric too. `effort` says afterwards
-    whether it was enough.
+def proven(request: PlanRequest, near: SolvedReplica, effort: Effort) -> tuple[SolvedReplica, StopReason | None]:
+    """These micro-batches with the split that is proven to be best by LLM-PQ's objective, where that is better by the metric too; and what ended the proof
+    before, None where nothing did.
     """
+    stops: list[StopReason] = []
 
     def split(problem: Problem) -> Solution:
-        return solve(problem, effort=effort)
+        """With half of what is left: another split, or another price of the penalty, may follow."""
+        if (ended_by := effort.ended_by) is not None:
+            stops.append(ended_by)
+            return Solution(SolutionStatus.UNKNOWN, ended_by)
+        part = Effort(effort.latest, (effort.work - effort.spent) / 2)
+        solution = solve(problem, effort=part)
+        effort.spend(part.spent)
+        stops.append(solution.stop)
+        return solution
 
     climb = _Climb(with_concurrency(request, near.concurrency), near.order, split)
-    return climb.better(near, [near.found.candidate.pair]) or near
+    better = climb.better(near, [near.found.candidate.pair]) or near
+    return better, next((stop for stop in stops if stop is not StopReason.PROVED), None)
 
 
 class _Climb:
