@@ -45,7 +45,8 @@ _ENDED = (
 _SEARCHED = "layers and bits and which devices form a replica are searched, not proven"
 _PROVEN_GAP = 1e-5  # what is left between a plan and its bound when nothing better is to be found
 _PROVEN_DEVICES = 6  # with so many, one pipeline of them is proven within a second or two
-_PROOF_SECONDS, _LEAST_PROOF_SECONDS, _PROOF_WORK = 10.0, 0.5, 300e6  # the last in numbers: a second or so
+_PROOF_SECONDS, _LEAST_PROOF_SECONDS, _PROOF_WORK = 10.0, 0.5, 300e6  # the last in numbers: half a second to one
+_MANY_PRICES = 3  # times that work, where a bound of the penalty is kept by its price
 _ENDS: dict[StopReason, SearchEnd] = {
     StopReason.PROVED: "proved",
     StopReason.TIME_LIMIT: "timeLimit",
@@ -114,7 +115,8 @@ def _searched(request: PlanRequest, hints: Sequence[Plan], watch: Watch, *, quic
     if request.solver == "auto" and 1 in request.tensor_parallel and (few or not found or _mixes(request)):
         limit = _limit(request, quick=quick)
         left = min(limit, max(_LEAST_PROOF_SECONDS, limit - (time.monotonic() - started)))
-        work = math.inf if not found or _mixes(request) else _PROOF_WORK  # nothing else may find what holds the model
+        work = _PROOF_WORK * (_MANY_PRICES if _mixes(request) else 1)
+        work = work if found else math.inf  # nothing else may find what holds the model
         found += [_of_all(each, limit) for each in _pipeline_as_layout(request, min(_PROOF_SECONDS, left), work)]
     if not found and 1 not in request.tensor_parallel:
         degrees = ", ".join(map(str, request.tensor_parallel))
@@ -156,7 +158,9 @@ def _pipeline_as_layout(request: PlanRequest, limit: float, work: float) -> list
         return []
     replica = _never_empty(_replica(search, one), request)
     cut = limit if stats.stop is StopReason.TIME_LIMIT else None
-    told = LayoutStats(stats.orders, stats.candidates, stats.seconds, 0.0, cut, proof=stats.stop)
+    is_open = stats.stop is StopReason.PROVED and stats.gap > _PROVEN_GAP  # between two prices of the penalty
+    proof = StopReason.SETTLED if is_open else stats.stop
+    told = LayoutStats(stats.orders, stats.candidates, stats.seconds, 0.0, cut, proof=proof)
     return [Layout(goal_of(request), (replica,), len(request.cluster.accelerators()) - len(replica.order), told)]
 
 
@@ -230,12 +234,18 @@ def _outcome(request: PlanRequest, found: Layout, *, proven: bool) -> PlanOutcom
     ended = _ended(stats, found.stats.cut_after_seconds)
     plan = msgspec.structs.replace(with_objective(request, plan), search=ended)
     notes = [*_notes(request, plan), *of_strategies]
-    notes.append(_PROVEN if proven and found.stats.proof is StopReason.PROVED else _ENDED if proven else _SEARCHED)
+    notes.append(_proof_note(found.stats.proof) if proven else _SEARCHED)
     if ended.was_cut:
         notes.append(ended.warning)
     if found.idle:
         notes.append(f"{found.idle} {IDLE}")
     return PlanOutcome(plan, stats, tuple(notes), found.replicas, found.stats.improvements)
+
+
+def _proof_note(proof: StopReason) -> str:
+    if proof is StopReason.PROVED:
+        return _PROVEN
+    return _ENDED if proof in {StopReason.WORK_LIMIT, StopReason.TIME_LIMIT} else _SEARCHED
 
 
 def _ended(stats: SearchStats, cut_after_seconds: float | None) -> SearchEnded:

@@ -89,7 +89,7 @@ class PenaltySearch:
         theta = self._pricer.request.theta
         found, bound = self._searched(stages, theta + price)
         if found is None:
-            self.bound = bound
+            self.bound = max(self.bound, bound - price * limit)
             return None
         penalty = found.problem.penalty(found.solution.counts)
         value = found.problem.objective(found.solution.counts) + price * (penalty - limit)

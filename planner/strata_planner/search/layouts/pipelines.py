@@ -66,7 +66,7 @@ class Pipeline:
 
 class Pipelines:
     """Pipelines of one request, remembered by what costs can tell apart. `evaluations`: how many were worked out, `work`: stages times loads
-    that this took, about. `only`: the groups of compositions that are not to be chosen.
+    that this took, about, and what whoever uses them adds. `only`: the groups of compositions that are not to be chosen.
     """
 
     def __init__(self, request: PlanRequest, pool: Pool, only: Mapping[Composition, Groups] | None = None) -> None:

@@ -37,7 +37,7 @@ _FILLS = 4  # halvings of the sequences in flight between two rungs of the ladde
 _MOST_WORK = 2_500_000  # of estimating pipelines and solving replicas: two or three seconds
 _SOLVING_SHARE = 0.5  # of a population's work, for solving the best of it
 _WORK_OF_SOLVING, _LEAST_WORK = 40_000, 0.1  # the latter of all work, of the last population at least
-_WORK_OF_PROOFS = 400e6  # as exact searches count it: about a second
+_WORK_OF_PROOFS = 400e6  # as exact searches count it: one to two seconds
 _SECONDS_OF_WORK = 5.0  # time that a search has for that; with less of it there is less to do
 _ISLANDS, _MANY_DEVICES = 3, 24  # populations that know nothing of each other; of many devices there is one
 
@@ -52,7 +52,7 @@ class LayoutStats:
     score: float
     cut_after_seconds: float | None = None  # by the clock; None: it was not
     ended_by_work: bool = False
-    proof: StopReason = StopReason.PROVED  # of layers and bits, for the devices of each replica
+    proof: StopReason = StopReason.SETTLED  # of layers and bits, for the devices of each replica that was dealt out
     improvements: tuple[tuple[float, float], ...] = ()  # seconds since the start, the value by the request's metric
 
 
@@ -78,7 +78,7 @@ class Layout:
 @dataclass(frozen=True)
 class Wish:
     """How to search: for how long, with which seed of all chance, and what for where that is not the request's own objective. `stall`:
-    mutations without a better layout that end it; None: by the number of devices. `work`: of estimating pipelines, by their own count, that
+    mutations without a better layout that end it; None: by the number of devices. `work`: of estimates, judging and solving, by their own count, that
     ends it too, and in proportion that of proofs. Not `thorough`: one population, of which few are solved. Not `proves`: layers and bits are as they were found.
     """
 
@@ -243,7 +243,7 @@ class _Solver:
         self._request, self._goal, self._genetic, self._kept, self._started = request, goal, genetic, kept, started
         self._nearly: dict[_Key, SolvedReplica | None] = {}
         self._exactly: dict[_Key, SolvedReplica] = {}
-        self._unproven: dict[_Key, StopReason] = {}
+        self._proofs: dict[_Key, StopReason] = {}
         self._seen: set[Genome] = set()
         self._found: list[_Found] = []  # best first
         self._improvements: list[tuple[float, float]] = []
@@ -297,7 +297,8 @@ class _Solver:
             self._prove([pair for each in full for pair in each.dealt], Effort(latest, work))
         solved = [(self._proven(each.dealt), each.score, each.dealt) for each in full]
         found, score, dealt = max(solved, key=lambda each: self._value(*each[:2]))
-        proof = next((self._unproven[key] for key, _ in dealt if key in self._unproven), StopReason.PROVED)
+        ends = (self._proofs.get(key, StopReason.SETTLED) for key, _ in dealt)
+        proof = next((each for each in ends if each is not StopReason.PROVED), StopReason.PROVED)
         self._improvements.append((time.monotonic() - self._started, self._value(found, score)))
         used = sum(group.degree for each in found for group in each.order)
         devices = sum(each.usable_bytes > 0 for each in self._request.cluster.accelerators())
@@ -391,8 +392,7 @@ class _Solver:
             if ended_by is None:
                 self._exactly[key], ended_by = proven(self._request, replica, own)
             effort.spend(own.spent)
-            if ended_by is not None:
-                self._unproven[key] = ended_by
+            self._proofs[key] = ended_by
             self._genetic.was_cut |= ended_by is StopReason.TIME_LIMIT
 
     def _proven(self, dealt: Sequence[tuple["_Key", SolvedReplica]]) -> tuple[SolvedReplica, ...]:

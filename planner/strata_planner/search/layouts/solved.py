@@ -83,26 +83,30 @@ def turned(near: SolvedReplica, order: Order) -> SolvedReplica | None:
     return _Climb(near.request, order, quick).better(None, [near.found.candidate.pair])
 
 
-def proven(request: PlanRequest, near: SolvedReplica, effort: Effort) -> tuple[SolvedReplica, StopReason | None]:
-    """These micro-batches with the split that is proven to be best by LLM-PQ's objective, where that is better by the metric too; and what ended the proof
-    before, None where nothing did.
+def proven(request: PlanRequest, near: SolvedReplica, effort: Effort) -> tuple[SolvedReplica, StopReason]:
+    """These micro-batches with the split that is proven to be best by LLM-PQ's objective, where that is better by the metric too; and how the proof
+    ended: SETTLED where only a price of the penalty keeps its bound, which proves nothing of other plans within it.
     """
     stops: list[StopReason] = []
+    theta = request.theta
 
     def split(problem: Problem) -> Solution:
-        """With half of what is left: another split, or another price of the penalty, may follow."""
+        """With half of what is left where another split, or another price of the penalty, may follow."""
         if (ended_by := effort.ended_by) is not None:
             stops.append(ended_by)
             return Solution(SolutionStatus.UNKNOWN, ended_by)
-        part = Effort(effort.latest, (effort.work - effort.spent) / 2)
+        parts = 2 if problem.slowest_decode or request.penalty_bound is not None else 1
+        part = Effort.of(effort.seconds / parts, (effort.work - effort.spent) / parts)
         solution = solve(problem, effort=part)
         effort.spend(part.spent)
-        stops.append(solution.stop)
+        is_priced = solution.stop is StopReason.PROVED and problem.theta != theta
+        stops.append(StopReason.SETTLED if is_priced else solution.stop)
         return solution
 
     climb = _Climb(with_concurrency(request, near.concurrency), near.order, split)
     better = climb.better(near, [near.found.candidate.pair]) or near
-    return better, next((stop for stop in stops if stop is not StopReason.PROVED), None)
+    worst = (StopReason.TIME_LIMIT, StopReason.WORK_LIMIT, StopReason.SETTLED)
+    return better, next((stop for stop in worst if stop in stops), StopReason.PROVED)
 
 
 class _Climb:
