@@ -147,7 +147,7 @@ def slot_processes(
         cores = sorted(os.sched_getaffinity(0))
         enough = len(names) * threads <= len(cores)
         for place, name in enumerate(names):
-            own = cores[place * threads : (place + 1) * threads] if bound and enough else ()
+            own: Collection[int] = cores[place * threads : (place + 1) * threads] if bound and enough else ()
             own = own if on is None else on[name]
             ranks = max(stage.tensor_parallel for stage in stages if stage.slot == name)
             slots[name] = SlotProcess(name, threads, own, ranks)
