@@ -7,7 +7,8 @@ n / (n - 1) times c b / T tokens a second. As the layers x_j add up to L, that i
     y_j n b / ((n - 1) L t_j(b))
 
 each of which depends on the stage's own devices and b alone. A step has, in the mean, b s / (n - 1) tokens of prompts of s tokens beside; where seconds
-are convex in a step's tokens that is least when all steps carry equally much. Devices are counted per kind, at most all of them busy. Little's law
+are convex in a step's tokens that is least when all steps carry equally much. No step has more than so many tokens of prompts, so that b is no more than
+they keep coming. Devices are counted per kind, at most all of them busy. Little's law
 ties the sequences: those that stages hold, the sum of y_j b, and those on their way to the next stage, together are no more than there are. A
 stage that cannot hold the whole model has another, a hop of h seconds away: for each that it holds, h / (x_j t_j(b)) are on their way, x_j no
 more than its memory takes. And all of them together have KV in every layer: no more than memory takes beside one copy of the weights.
@@ -155,14 +156,14 @@ def _shares(pricer: Pricer, each: DeviceClass, kind: int, sequences: int, hop: f
             )
             most_layers = group.usable_bytes // max(layer, 1)
             away = 0.0 if most_layers >= model.num_layers or math.isinf(hop) else hop / max(most_layers, 1)
-            sizes = _sizes(max(1, min(group.usable_bytes // max(kv, 1), sequences)))
-            for low, high in sizes:
+            most = min(group.usable_bytes // max(kv, 1), sequences, _most_kept_coming(pricer))
+            for low, high in _sizes(max(1, most)):
                 costs = pricer.stage(group, _spread(pricer, high), first=False, head=False)
                 steps = max(1, pricer.request.workload.output_tokens - 1) / high
                 step = _layer_seconds(pricer, costs, bits)
                 seconds, hopping = model.num_layers * step * steps, 1 + away / max(step, 1e-12)
                 yield _Share(
-                    kind, len(group.ranks), max(1, low - 1), pricer.request.workload.output_tokens / seconds, hopping
+                    kind, group.degree, max(1, low - 1), pricer.request.workload.output_tokens / seconds, hopping
                 )
 
 
@@ -171,6 +172,12 @@ def _spread(pricer: Pricer, decoding: int) -> Pair:
     load = pricer.request.workload
     tokens = decoding * load.prompt_tokens / max(1, load.output_tokens - 1)
     return Pair(max(1, math.ceil(tokens / load.prompt_tokens)), decoding, min(MAX_CHUNK_TOKENS, max(1, int(tokens))))
+
+
+def _most_kept_coming(pricer: Pricer) -> int:
+    """Sequences that decode in a step, in the mean, where prompts have at most so many tokens of it: more end than come."""
+    load = pricer.request.workload
+    return MAX_CHUNK_TOKENS * max(1, load.output_tokens - 1) // load.prompt_tokens
 
 
 def _layer_seconds(pricer: Pricer, costs: StageCosts, bits: int) -> float:
