@@ -117,9 +117,10 @@ class Runtime:
         unfinished, due, started = len(trace), 0, time.perf_counter()
         while unfinished:
             now = time.perf_counter() - started
-            room = len(trace) if in_flight is None else len(trace) - unfinished + in_flight
-            while due < min(len(trace), room) and (in_flight is not None or sent[due] <= now):
-                sent[due] = now if in_flight is not None else sent[due]
+            ended = len(trace) - unfinished
+            while due < len(trace) and (sent[due] <= now if in_flight is None else due - ended < in_flight):
+                if in_flight is not None:
+                    sent[due] = now
                 self._leader.send(submits[due])
                 due += 1
             if due < len(trace) and in_flight is None and not self._leader.heard(sent[due] - now):

@@ -145,12 +145,12 @@ def slot_processes(
     slots: dict[str, SlotProcess] = {}
     try:
         cores = sorted(os.sched_getaffinity(0))
-        enough = len(names) * threads <= len(cores)
-        for place, name in enumerate(names):
-            own: Collection[int] = cores[place * threads : (place + 1) * threads] if bound and enough else ()
-            own = own if on is None else on[name]
+        if on is None:
+            own = bound and len(names) * threads <= len(cores)
+            on = {name: cores[at * threads : (at + 1) * threads] if own else () for at, name in enumerate(names)}
+        for name in names:
             ranks = max(stage.tensor_parallel for stage in stages if stage.slot == name)
-            slots[name] = SlotProcess(name, threads, own, ranks)
+            slots[name] = SlotProcess(name, threads, on[name], ranks)
         yield slots
     finally:
         for slot in slots.values():

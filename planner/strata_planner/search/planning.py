@@ -115,8 +115,8 @@ def _searched(request: PlanRequest, hints: Sequence[Plan], watch: Watch, *, quic
     if request.solver == "auto" and 1 in request.tensor_parallel and (few or not found or _mixes(request)):
         limit = _limit(request, quick=quick)
         left = min(limit, max(_LEAST_PROOF_SECONDS, limit - (time.monotonic() - started)))
-        work = _PROOF_WORK * (_MANY_PRICES if _mixes(request) else 1)
-        work = work if found else math.inf  # nothing else may find what holds the model
+        prices = _MANY_PRICES if _mixes(request) else 1
+        work = prices * _PROOF_WORK if found else math.inf  # nothing else may find what holds the model
         found += [_of_all(each, limit) for each in _pipeline_as_layout(request, min(_PROOF_SECONDS, left), work)]
     if not found and 1 not in request.tensor_parallel:
         degrees = ", ".join(map(str, request.tensor_parallel))

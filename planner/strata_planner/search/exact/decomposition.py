@@ -45,7 +45,8 @@ class Decomposition:
         self.lattice = lattice
         self.bound = -math.inf
         self.best: Pipeline | None = None
-        self._blocks, self._effort = blocks, effort
+        self.effort = effort
+        self._blocks = blocks
         self._columns = Columns(lattice, blocks, effort)
         self._weights = np.array(lattice.weights[:2])
         self._shares = even_shares(lattice)
@@ -70,11 +71,8 @@ class Decomposition:
             bound, times = self._walk(ascent.shares)
             self.bound = max(self.bound, bound)
             target = min(cutoff, self.objective)
-            if not math.isfinite(bound) or not ascent.move(
-                bound, times, target if math.isfinite(target) else 1.05 * bound
-            ):
-                break
-            if self._effort.ended_by is not None:
+            target = target if math.isfinite(target) else 1.05 * bound
+            if not math.isfinite(bound) or not ascent.move(bound, times, target) or self.effort.ended_by is not None:
                 break
         self._shares = ascent.best
         return self._shares
@@ -84,7 +82,7 @@ class Decomposition:
         cutoff = min(cutoff, self.objective * (1 - tolerance))
         found = self._below(cutoff)
         while found is None:  # nearer to the bound there are fewer
-            if self._effort.ended_by is not None:
+            if self.effort.ended_by is not None:
                 return
             cutoff = (cutoff + self.bound) / 2
             found = self._below(cutoff)
@@ -92,7 +90,7 @@ class Decomposition:
         if not len(kept.cost) or any(not len(steps) for steps, _ in arcs):
             self.bound = max(self.bound, cutoff)
             return
-        route, bound = Thresholds(self.lattice, kept, arcs, self._effort).solve(self._shares, cutoff, tolerance)
+        route, bound = Thresholds(self.lattice, kept, arcs, self.effort).solve(self._shares, cutoff, tolerance)
         self.bound = max(self.bound, bound)
         if route is not None and route.objective < self.objective:
             block_of = np.repeat(np.arange(len(kept.kind)), np.diff(np.append(kept.starts, len(kept.cost))))
@@ -144,7 +142,7 @@ class Decomposition:
         states, arrivals = [at], []
         for level, hops in zip(self.lattice.levels, self._hops, strict=True):
             low, high = _span(states[-1])
-            self._effort.spend(CALL + _PASSES * len(level.kind) * at.shape[1] * (high - low))
+            self.effort.spend(CALL + _PASSES * len(level.kind) * at.shape[1] * (high - low))
             arrived = (states[-1][level.source, None, low:high] + table[level.kind, :, low:high]).min(2)
             arrived += hops[:, None]
             arrivals.append(arrived)
@@ -157,7 +155,7 @@ class Decomposition:
         states = [at]
         for level, hops in zip(reversed(self.lattice.levels), reversed(self._hops), strict=True):
             low, high = _span(states[0])
-            self._effort.spend(CALL + _PASSES * len(level.kind) * at.shape[1] * (high - low))
+            self.effort.spend(CALL + _PASSES * len(level.kind) * at.shape[1] * (high - low))
             left = (states[0][level.target, low:high, None] + table[level.kind, low:high]).min(1)
             left += hops[:, None]
             before = np.full((int(level.source.max()) + 1, left.shape[1]), np.inf)
@@ -195,7 +193,7 @@ class Decomposition:
         slack = np.full_like(table, -np.inf)
         rests = []
         for number, level in enumerate(lattice.levels):
-            self._effort.spend(CALL + 2 * _PASSES * len(level.kind) * table[0].size)
+            self.effort.spend(CALL + 2 * _PASSES * len(level.kind) * table[0].size)
             rest = forward[number][level.source, None, :] + backward[number + 1][level.target, :, None]
             rest += self._hops[number][:, None, None]
             rests.append(rest)
@@ -207,7 +205,7 @@ class Decomposition:
             return None
         arcs = []
         for rest, level in zip(rests, lattice.levels, strict=True):
-            self._effort.spend(CALL + _PASSES * len(rest) * len(kept.end))
+            self.effort.spend(CALL + _PASSES * len(rest) * len(kept.end))
             cost = rest[:, kept.end, kept.first] + table[kept.kind, kept.end, kept.first]
             cost[level.kind[:, None] != kept.kind] = np.inf
             steps, blocks = np.nonzero(cost <= cutoff)

@@ -15,11 +15,14 @@ CALL = 5_000  # numbers that are weighed in the time that an array's few operati
 
 @dataclass
 class Effort:
-    """`latest`: on the clock, as `time.monotonic` tells it; `work`: numbers that may be weighed, and `spent` of them."""
+    """`latest`: on the clock, as `time.monotonic` tells it; `work`: numbers that may be weighed, and `spent` of them. `whole`: what this is a part of, from
+    which is spent what is spent here.
+    """
 
     latest: float = math.inf
     work: float = math.inf
     spent: float = 0.0
+    whole: "Effort | None" = None
 
     @classmethod
     def of(cls, seconds: float, work: float = math.inf) -> "Effort":
@@ -44,6 +47,13 @@ class Effort:
 
     def spend(self, numbers: float) -> None:
         self.spent += numbers
+        if self.whole is not None:
+            self.whole.spend(numbers)
+
+    def part(self, parts: int) -> "Effort":
+        """One of so many of what is left."""
+        latest = time.monotonic() + self.seconds / parts
+        return Effort(latest, (self.work - self.spent) / parts, whole=self)
 
     def until(self, share: float) -> Callable[[], bool]:
         """Tells whether that share of what is left now has been taken: of the time only where work has no limit, for it is not the same each time."""

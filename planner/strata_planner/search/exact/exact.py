@@ -27,7 +27,7 @@ def solve(problem: Problem, cutoff: float = math.inf, effort: Effort | None = No
     if solver is None:
         return reference(problem, cutoff, effort)
     solver.tune(cutoff, ROUNDS)
-    finish(solver, cutoff, RELATIVE_GAP, effort)
+    finish(solver, cutoff, RELATIVE_GAP)
     done = solver.bound >= min(cutoff, solver.objective * (1 - RELATIVE_GAP))
     stop = StopReason.PROVED if done else effort.ended_by or StopReason.TIME_LIMIT
     if solver.best is None or solver.objective > cutoff:
@@ -63,10 +63,10 @@ def _of_thread(_: int, penalty: bytes, bits: int) -> Blocks:
     return Blocks(np.frombuffer(penalty).reshape(-1, bits))
 
 
-def finish(solver: Decomposition, cutoff: float, tolerance: float, effort: Effort) -> None:
-    """Search ever further above the bound, until a solution is found and proven or none is left below `cutoff`. `effort`: the solver's."""
+def finish(solver: Decomposition, cutoff: float, tolerance: float) -> None:
+    """Search ever further above the bound, until a solution is found and proven or none is left below `cutoff`, or the solver's effort ends."""
     slack = FIRST_SLACK
-    while solver.bound < min(cutoff, solver.objective * (1 - tolerance)) and effort.ended_by is None:
+    while solver.bound < min(cutoff, solver.objective * (1 - tolerance)) and solver.effort.ended_by is None:
         ceiling = solver.bound + slack * max(abs(solver.bound), 1e-9)
         solver.solve(min(cutoff, ceiling), tolerance)
         slack *= WIDER

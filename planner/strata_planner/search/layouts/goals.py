@@ -218,9 +218,10 @@ def _most_in_time(curve: Curve, asked: float, deadlines: Sequence[float]) -> int
     """The rung, of those with room, at which most of what is `asked`, in tokens a second, is served in time; the one with the most sequences of equals."""
     best, most = -1.0, 0
     for rung in range(len(curve.rates) - 1, -1, -1):
-        served = min(asked, curve.rates[rung])
-        shares = sum(share_in_time(each, curve.seconds[rung]) for each in deadlines) / len(deadlines) if served else 0.0
-        in_time = served * shares if served else -1.0
+        if not curve.rates[rung]:
+            continue
+        shares = sum(share_in_time(each, curve.seconds[rung]) for each in deadlines) / len(deadlines)
+        in_time = min(asked, curve.rates[rung]) * shares
         if in_time > best:
             best, most = in_time, rung
         if in_time >= asked:

@@ -387,11 +387,10 @@ class _Solver:
         """Alike replicas are solved once; each may take its part of what those before it have left."""
         alike = dict(dealt)
         for left, (key, replica) in zip(range(len(alike), 0, -1), alike.items(), strict=True):
-            own = Effort.of(effort.seconds / left, (effort.work - effort.spent) / left)
+            own = effort.part(left)
             ended_by = own.ended_by
             if ended_by is None:
                 self._exactly[key], ended_by = proven(self._request, replica, own)
-            effort.spend(own.spent)
             self._proofs[key] = ended_by
             self._genetic.was_cut |= ended_by is StopReason.TIME_LIMIT
 

@@ -96,9 +96,7 @@ def proven(request: PlanRequest, near: SolvedReplica, effort: Effort) -> tuple[S
             stops.append(ended_by)
             return Solution(SolutionStatus.UNKNOWN, ended_by)
         parts = 2 if problem.slowest_decode or request.penalty_bound is not None else 1
-        part = Effort.of(effort.seconds / parts, (effort.work - effort.spent) / parts)
-        solution = solve(problem, effort=part)
-        effort.spend(part.spent)
+        solution = solve(problem, effort=effort.part(parts))
         is_priced = solution.stop is StopReason.PROVED and problem.theta != theta
         stops.append(StopReason.SETTLED if is_priced else solution.stop)
         return solution

@@ -87,7 +87,7 @@ def test_an_effort_that_ends_leaves_the_best_seen_and_a_bound(effort: Effort) ->
     problem = next(each for each in instances(60, seed=3) if alike(each) and math.isfinite(judged_best(each)))
     solver = decomposition(problem, effort)
     solver.tune(math.inf, 3)
-    exact.finish(solver, math.inf, 1e-6, effort)
+    exact.finish(solver, math.inf, 1e-6)
     best = judged_best(problem)
     assert solver.bound * (1 - 1e-9) <= best <= solver.objective * (1 + 1e-9)
 
