@@ -98,7 +98,7 @@ def assemble(
     micro_batch = MicroBatch(
         prefill=found.candidate.prefill,
         decode=found.candidate.decode,
-        max_step_tokens=pricer.max_step_tokens(found.candidate.pair),
+        max_step_tokens=pricer.pricing.max_step_tokens(found.candidate.pair),
         count=found.candidate.pair.count,
         prompts_per_token=request.workload.prompt_tokens / request.workload.output_tokens,
         least_prompt_tokens=least_prompt_tokens(pricer, found, steps),
@@ -157,20 +157,20 @@ def _memory(
 ) -> StageMemory:
     """Of the device that the group looks at."""
     first, head = part.stage == 0, part.stage == len(found.candidate.order) - 1
+    rank, portion = pricer.rank(group), portion_on(group)
     formats = [pricer.formats(group)[bits] for bits in part.bits]
-    portion = portion_on(group)
     weights = sum(
         layer_weights_bytes(
             portion_of(request.model.layers[index], portion), name, request.compute_type, request.served_speculation
         )
         for index, name in zip(part.layers, formats, strict=True)
     )
-    tables = pricer.table_bytes(group, embedding=first, head=head)
+    tables = rank.table_bytes(embedding=first, head=head)
     kv = (
         pages * _page_bytes(request, part, group) + request.log_bytes(group, pages) + _state_bytes(request, part, group)
     )
-    working = pricer.working(group, found.candidate.pair, formats, head=head).peak(kv)
-    draft = pricer.draft_bytes(group, found.candidate.pair, first=first, head=head)
+    working = rank.working(found.candidate.pair, formats, head=head).peak(kv)
+    draft = rank.draft_bytes(found.candidate.pair, first=first, head=head)
     total = weights + tables + kv + working + draft
     return StageMemory(weights, tables, kv, working, group.own.overhead_bytes, total, draft)
 

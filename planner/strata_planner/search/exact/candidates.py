@@ -6,35 +6,31 @@ micro-batches only the smallest can be best.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 
 import msgspec
 
 from strata_planner.contract.formats import FormatName
-from strata_planner.contract.steps import DRAFT_ROWS
-from strata_planner.costs.communication import Exchange, hand_over_seconds, hidden_states_bytes, layer_collectives
-from strata_planner.costs.draft_model import draft_weights_bytes, draft_working_bytes
 from strata_planner.costs.latency import Latencies
 from strata_planner.costs.memory import (
     PAGE_TOKENS,
-    embedding_bytes,
     kv_bytes_per_token,
     layer_weights_bytes,
     state_bytes_per_sequence,
 )
 from strata_planner.costs.prompts import Prompts
 from strata_planner.costs.shards import ALL, Portion, portion_of, portion_on
-from strata_planner.costs.source import Phase, Rates, Timed, decode_phase, prefill_phase
-from strata_planner.costs.working import StepShape, Storage, WorkingMemory, working_memory
+from strata_planner.costs.source import decode_phase, prefill_phase
 from strata_planner.question.cluster import Accelerator, DeviceGroup
 from strata_planner.question.model import LayerShape
-from strata_planner.question.precision import formats_on
 from strata_planner.question.request import MAX_CHUNK_TOKENS, ONE_PIPELINE, REFERENCES, PlanRequest
 from strata_planner.search.exact.blocks import MOST_ENTRIES, table_entries
 from strata_planner.search.exact.orders import Order
 from strata_planner.search.exact.phases import BatchPhases, Pair, Phases, Sending, SteadyPhases
+from strata_planner.search.exact.priced_group import PricedGroup, PricedRank, Pricing, Unit
 from strata_planner.search.exact.problem import Problem, Run, StageCosts, joined
 
 # LLM-PQ's Optimization #2: models of more than 30b parameters are decided in groups of two layers. Only needed where
@@ -75,13 +71,8 @@ class Pricer:
         self.latencies = Latencies(request.latency_sources)
         self._phases: Phases = (SteadyPhases if self.steady else BatchPhases)(request.workload)
         self._stages: dict[tuple[object, ...], StageCosts] = {}
-        self._units: dict[tuple[object, ...], Mapping[int, Mapping[int, tuple[float, float]]]] = {}
-        self._begun: dict[tuple[object, ...], tuple[Mapping[int, float], ...]] = {}
-        self._seconds: dict[tuple[object, ...], float] = {}
-        self._working: dict[tuple[StepShape, Storage, bool, Portion], WorkingMemory] = {}
-        self._drafts: dict[tuple[str, bytes, Pair], int] = {}
+        self._groups: dict[tuple[object, ...], PricedGroup] = {}
         self._profiles: dict[tuple[str, str, int], bytes] = {}
-        self._formats: dict[tuple[bytes, ...], Mapping[int, FormatName]] = {}
         self._unit_sizes: dict[Portion, tuple[tuple[dict[int, int], ...], tuple[dict[int, int], ...]]] = {}
 
     def pairs(self, stages: int) -> Iterator[Pair]:
@@ -100,56 +91,20 @@ class Pricer:
         for pair in self.pairs(len(order)):
             yield Candidate(order, pair)
 
-    def max_step_tokens(self, pair: Pair) -> int:
-        """Room for a micro-batch of prompts and for the sequences that decode beside them: without it every prompt would be
-        cut in two as soon as anything decodes.
-        """
-        return min(pair.prefill * self.request.workload.prompt_tokens, pair.chunk) + pair.decode
+    def priced(self, group: DeviceGroup) -> PricedGroup:
+        """What it costs, whatever stage it is."""
+        key = self._key(group)
+        if key not in self._groups:
+            self._groups[key] = PricedGroup(self.pricing, group)
+        return self._groups[key]
 
-    def working(self, group: DeviceGroup, pair: Pair, formats: Iterable[FormatName], *, head: bool) -> WorkingMemory:
-        """Of a device of one stage whose layers are stored in `formats`."""
-        return self._working_memory(group, pair, frozenset(formats), head=head)
+    def rank(self, group: DeviceGroup) -> PricedRank:
+        """The device that the group looks at."""
+        return self.priced(group).ranks[group.rank]
 
-    def beside_weights(self, group: DeviceGroup, pair: Pair, formats: Iterable[FormatName]) -> int:
-        """Bytes of a last stage on these devices that serves layers stored in `formats`, without weights and KV."""
-        return self._working_memory(group, pair, frozenset(formats), head=True).serving
-
-    def _working_memory(
-        self, group: DeviceGroup, pair: Pair, formats: frozenset[FormatName], *, head: bool
-    ) -> WorkingMemory:
-        request, step, portion = self.request, self._step_shape(pair), portion_on(group)
-        storage = Storage.on(group.own, formats, request.compute_type, request.kv_bits)
-        key = (step, storage, head, portion)
-        if key not in self._working:
-            shapes = dict.fromkeys(portion_of(layer, portion) for layer in self._shapes)
-            model = msgspec.structs.replace(request.model, layers=tuple(shapes))
-            self._working[key] = working_memory(model, step, storage, head=head)
-        return self._working[key]
-
-    def _step_shape(self, pair: Pair) -> StepShape:
-        sampled = max(pair.decode, DRAFT_ROWS)
-        return StepShape(self.max_step_tokens(pair), sampled, self.request.max_model_len)
-
-    def draft_bytes(self, group: DeviceGroup, pair: Pair, *, first: bool, head: bool) -> int:
-        """Of what drafts beside the leading stage on these devices, without its KV; of one stage of several with the hidden states on their way."""
-        return first * self._drafter_bytes(group, pair) + (0 if first and head else self._states_bytes(pair))
-
-    def _states_bytes(self, pair: Pair) -> int:
-        """Of a step, of all layers that a head reads."""
-        request = self.request
-        tokens = len(request.served_speculation.fused) * self.max_step_tokens(pair)
-        return hidden_states_bytes(request.model, tokens, request.compute_type)
-
-    def _drafter_bytes(self, group: DeviceGroup, pair: Pair) -> int:
-        request, small = self.request, self.request.draft_model
-        if small is None:
-            return 0
-        key = (group.own.name, self._profile_of(group.own), pair)
-        if key not in self._drafts:
-            step = self._step_shape(pair)
-            working = draft_working_bytes(small, group.own, step, request.compute_type, request.kv_bits)
-            self._drafts[key] = draft_weights_bytes(small, request.compute_type) + working
-        return self._drafts[key]
+    def formats(self, group: DeviceGroup) -> Mapping[int, FormatName]:
+        """Bits -> the format in which these devices store them."""
+        return self.priced(group).formats
 
     def problem(self, candidate: Candidate) -> Problem:
         """Raises nothing: a stage that cannot hold even its fixed parts has a negative capacity."""
@@ -184,11 +139,6 @@ class Pricer:
         return SteadyPhases(self.request.workload).prompts(pair)
 
     @cached_property
-    def _shapes(self) -> tuple[LayerShape, ...]:
-        """The model's unlike layers."""
-        return tuple(dict.fromkeys(self.request.model.layers))
-
-    @cached_property
     def least_weight_bytes(self) -> int:
         """Of all layers with their KV at the fewest bits, however many devices share them."""
         sizes, _ = self.unit_sizes(ALL)
@@ -213,7 +163,7 @@ class Pricer:
     @property
     def alike(self) -> bool:
         """Whether layers differ in sensitivity alone."""
-        return len(self._shapes) == 1
+        return len(set(self.request.model.layers)) == 1
 
     @property
     def _decomposed(self) -> bool:
@@ -284,11 +234,11 @@ class Pricer:
     def unit_sizes(self, portion: Portion) -> tuple[tuple[dict[int, int], ...], tuple[dict[int, int], ...]]:
         """Per run, bits -> bytes of a unit with and without KV on a device of a group."""
         if portion not in self._unit_sizes:
-            of_shape = {
-                shape: (self._weight_bytes(run, portion), self._kv_bytes(run, portion))
-                for shape, run in self._run_of_shape.items()
+            of_unit = {
+                unit: (self._weight_bytes(run, portion), self._kv_bytes(run, portion))
+                for unit, run in self._run_of_unit.items()
             }
-            weights, kv = zip(*(of_shape[shape] for shape in self._run_shapes), strict=True)
+            weights, kv = zip(*(of_unit[unit] for unit in self._unit_of_run), strict=True)
             both = tuple(
                 {bits: size + more for bits, size in sizes.items()} for sizes, more in zip(weights, kv, strict=True)
             )
@@ -299,181 +249,72 @@ class Pricer:
         """What a stage costs by its devices and whether it is the first, the last or both; hops left out. Of unlike devices each step takes as long
         as the slowest, and memory is told in parts of each one's own (`joined`).
         """
-        key = (tuple((self._profile_key(each), each.usable_bytes) for each in group.ranks), pair, first, head)
+        key = (self._key(group), pair, first, head)
         if key not in self._stages:
-            rooms = [self._room(each, pair, first=first, head=head) for each in group.ranks]
-            seconds = self._units_seconds(group, pair)
-            self._stages[key] = replace(
-                joined(rooms),
-                seconds=tuple(seconds[shape] for shape in self._run_shapes),
-                fixed_seconds=self._fixed(group, pair, head=head),
-            )
+            priced = self.priced(group)
+            units, fixed = priced.units(pair), priced.fixed(pair, head=head)
+            seconds = tuple(units[unit] for unit in self._unit_of_run)
+            rooms = zip(priced.ranks, priced.rooms(pair, first=first, head=head), strict=True)
+            sizes = [(vars(room), *self.unit_sizes(rank.portion)) for rank, room in rooms]
+            ranks = [
+                StageCosts(**room, seconds=seconds, bytes=both, weight_bytes=weights, fixed_seconds=fixed)
+                for room, both, weights in sizes
+            ]
+            self._stages[key] = joined(ranks)
         return self._stages[key]
 
-    def room(self, group: DeviceGroup, pair: Pair, *, first: bool, head: bool) -> tuple[StageCosts, ...]:
-        """Memory of each of its unlike devices, without any seconds."""
-        return tuple(self._room(each, pair, first=first, head=head) for each in group.ranks)
-
-    def _room(self, group: DeviceGroup, pair: Pair, *, first: bool, head: bool) -> StageCosts:
-        low = [name for bits, name in self.formats(group).items() if bits < 16]
-        formats: tuple[list[FormatName], ...] = (["dense"], low or ["dense"], ["dense", *low])
-        dense, quantized, mixed = (self._working_memory(group, pair, frozenset(each), head=head) for each in formats)
-        tables = self.table_bytes(group, embedding=first, head=head)
-        tables += self.draft_bytes(group, pair, first=first, head=head)
-        pages = self.request.kv_pages
-        further_kv = pages * first * self.request.draft_page_bytes + self.request.log_bytes(group, pages)
-        sizes, weights = self.unit_sizes(portion_on(group))
-        least = min(dense.serving, quantized.serving)
-        parts_of_embedding = first and group.degree > 1  # a head reads the whole: such devices cannot lead one
-        return StageCosts(
-            capacity_bytes=-1
-            if parts_of_embedding and self.request.served_speculation.has_head
-            else group.usable_bytes - least - tables - further_kv,
-            quantized_bytes=quantized.serving - least,
-            dense_bytes=dense.serving - least,
-            mixed_bytes=max(0, mixed.serving - max(quantized.serving, dense.serving)),
-            loading_capacity_bytes=group.usable_bytes - dense.loading - tables,
-            loading_quantized_bytes=max(0, mixed.loading - dense.loading),
-            seconds=(),
-            bytes=sizes,
-            weight_bytes=weights,
-        )
+    @cached_property
+    def pricing(self) -> Pricing:
+        return Pricing(self.request, self.latencies, self._phases, self._units)
 
     @cached_property
-    def _run_shapes(self) -> tuple[int, ...]:
-        """For each run a number that it shares with the runs whose units have the same layers."""
-        numbers: dict[tuple[LayerShape, ...], int] = {}
-        layers = self.request.model.layers
-        return tuple(
-            numbers.setdefault(tuple(layers[i] for i in self._unit(run)), len(numbers)) for run in self.layer_runs
-        )
+    def _units(self) -> Mapping[Unit, int]:
+        counts = Counter[Unit]()
+        for run, unit in zip(self.layer_runs, self._unit_of_run, strict=True):
+            counts[unit] += run.units
+        return counts
 
     @cached_property
-    def _run_of_shape(self) -> dict[int, LayerRun]:
-        return dict(zip(reversed(self._run_shapes), reversed(self.layer_runs), strict=True))
+    def _unit_of_run(self) -> tuple[Unit, ...]:
+        known: dict[tuple[object, ...], Unit] = {}
+        request, found = self.request, list[Unit]()
+        for run in self.layer_runs:
+            each = self._unit(run)
+            bits = [bits for bits in request.bits if all(bits in request.layer_bits(layer) for layer in each)]
+            told = tuple(request.model.layers[layer] for layer in each), tuple(bits)
+            found.append(known.setdefault(told, Unit(*told)))
+        return tuple(found)
 
-    def table_bytes(self, group: DeviceGroup, *, embedding: bool, head: bool) -> int:
-        """Of the embedding and the head on a device: tables are split by vocabulary, as in Megatron."""
-        model, compute_type = self.request.model, self.request.compute_type
-        size = embedding_bytes(model, embedding=embedding, head=head, compute_type=compute_type)
-        return portion_on(group).rows(model.vocab_size, size)
-
-    def layers_seconds(self, group: DeviceGroup, pair: Pair) -> Mapping[int, tuple[float, float]]:
-        """Bits -> seconds of all layers on these devices in both phases, whatever their memory."""
-        found = self._units_seconds(group, pair)
-        each = [(run, found[shape]) for run, shape in zip(self.layer_runs, self._run_shapes, strict=True)]
-        runnable = set.intersection(*(set(seconds) for _, seconds in each))
-        return {
-            bits: (
-                sum(run.units * own[bits][0] for run, own in each),
-                sum(run.units * own[bits][1] for run, own in each),
-            )
-            for bits in runnable
-        }
-
-    def _fixed(self, group: DeviceGroup, pair: Pair, *, head: bool) -> tuple[float, float]:
-        """Of a micro-batch in each phase, beside the layers: the step, and the head's rows of logits where it is."""
-        model = self.request.model
-        link = self.request.cluster.slowest_link(group) if group.degree > 1 else None
-
-        def beside(phase: Phase, rows: int) -> float:
-            size = hidden_states_bytes(model, phase.total_tokens, self.request.compute_type)
-            handed = hand_over_seconds(group.leader.name, group.degree, link, size) if link else 0.0
-            return max(of_rank(each, phase, rows) for each in group.ranks) + handed
-
-        def of_rank(each: DeviceGroup, phase: Phase, rows: int) -> float:
-            rates = self._rates(each)
-            logits = head * self.latencies.head(model, rates, rows).seconds
-            return self.latencies.step(model, rates, phase).seconds + logits * portion_on(each).fraction(
-                model.vocab_size
-            )
-
-        return self._phases.of_a_step(beside, pair)
-
-    def _rates(self, group: DeviceGroup) -> Rates:
-        return Rates(group.profile, self.request.compute_type, self.request.kv_bits, group.own.name)
-
-    def _units_seconds(self, group: DeviceGroup, pair: Pair) -> Mapping[int, Mapping[int, tuple[float, float]]]:
-        """Of each unlike unit, wherever in the pipeline these devices are."""
-        key = (tuple(map(self._profile_key, group.ranks)), pair)
-        if key not in self._units:
-            self._units[key] = {
-                shape: self._unit_seconds(run, group, pair) for shape, run in self._run_of_shape.items()
-            }
-        return self._units[key]
-
-    def _unit_seconds(self, run: LayerRun, group: DeviceGroup, pair: Pair) -> Mapping[int, tuple[float, float]]:
-        return {
-            bits: self._phases.of_layers(partial(self._phase_seconds, run, group, bits), pair)
-            for bits in self.formats(group)
-            if all(bits in self.request.layer_bits(layer) for layer in self._unit(run))
-        }
-
-    def begun(self, group: DeviceGroup, pair: Pair) -> tuple[Mapping[int, float], ...]:
-        """For each run, bits -> seconds that prompts add to a unit however few they are, in a pipeline that is never empty."""
-        steady = SteadyPhases(self.request.workload)
-        key = (tuple(map(self._profile_key, group.ranks)), pair)
-        if key not in self._begun:
-            found: dict[int, dict[int, float]] = {}
-            for shape, run in self._run_of_shape.items():
-                chosen = any(each.copies > each.active for layer in self._shards(run, ALL) for each in layer.linears)
-                found[shape] = {
-                    bits: steady.begun(partial(self._phase_seconds, run, group, bits), pair) if chosen else 0.0
-                    for bits in self._units_seconds(group, pair)[shape]
-                }
-            self._begun[key] = tuple(found[shape] for shape in self._run_shapes)
-        return self._begun[key]
-
-    def formats(self, group: DeviceGroup) -> Mapping[int, FormatName]:
-        """Bits -> the format in which these devices store them."""
-        devices = group.devices if group.shares else group.devices[:1]
-        key = tuple(map(self._profile_of, devices))
-        if key not in self._formats:
-            self._formats[key] = formats_on(self.request, group)
-        return self._formats[key]
-
-    def _phase_seconds(self, run: LayerRun, group: DeviceGroup, bits: int, phase: Phase) -> float:
-        name = self.formats(group)[bits]
-        key = (run.first, tuple(map(self._profile_key, group.ranks)), name, phase)
-        if key not in self._seconds:
-            layers = [self._layers_seconds(run, each, name, phase) for each in group.ranks]
-            self._seconds[key] = max(layers) + run.layers_per_unit * self._collectives(group, phase)
-        return self._seconds[key]
-
-    def _layers_seconds(self, run: LayerRun, group: DeviceGroup, name: FormatName, phase: Phase) -> float:
-        """Of a unit, on one device."""
-        rates, layers = self._rates(group), self._shards(run, portion_on(group))
-        return sum(self.latencies.layer(each, name, rates, phase).seconds for each in layers)
-
-    def _collectives(self, group: DeviceGroup, phase: Phase) -> float:
-        """Of one layer, inside the group."""
-        if group.degree == 1:
-            return 0.0
-        return self._exchange(group, phase).seconds
-
-    def _exchange(self, group: DeviceGroup, phase: Phase) -> Timed:
-        size = hidden_states_bytes(self.request.model, phase.total_tokens, self.request.compute_type)
-        exchange = Exchange(group.leader.name, group.degree, self.request.cluster.slowest_link(group), size)
-        return layer_collectives(self.latencies.sources, exchange)
+    @cached_property
+    def _run_of_unit(self) -> Mapping[Unit, LayerRun]:
+        """The first."""
+        return dict(zip(reversed(self._unit_of_run), reversed(self.layer_runs), strict=True))
 
     def sources(self, found_bits: Iterable[int], candidate: Candidate, place: int) -> str:
         """Names of the sources that the seconds of a stage with these bits are from."""
-        group = candidate.order[place]
-        rates = self._rates(group)
-        load = self.request.workload
+        priced = self.priced(candidate.order[place])
+        rank, load = priced.ranks[0], self.request.workload
         phases = (prefill_phase(load, candidate.prefill), decode_phase(load, candidate.decode))
-        layer = portion_of(self.request.model.layers[0], portion_on(group))
+        layer = portion_of(self.request.model.layers[0], rank.portion)
         asked = [
-            self.latencies.layer(layer, self.formats(group)[bits], rates, phase).source
+            self.latencies.layer(layer, priced.formats[bits], rank.rates, phase).source
             for bits in sorted(set(found_bits))
             for phase in phases
         ]
-        if group.degree > 1:
-            asked += [self._exchange(group, phase).source for phase in phases]
+        if priced.group.degree > 1:
+            asked += [priced.exchange(phase).source for phase in phases]
         return "; ".join(dict.fromkeys(asked))
 
-    def _profile_key(self, group: DeviceGroup) -> tuple[bytes, Portion]:
-        return self._profile_of(group.own), portion_on(group)
+    def begun(self, group: DeviceGroup, pair: Pair) -> tuple[Mapping[int, float], ...]:
+        """For each run, `PricedGroup.begun` of its units."""
+        found = self.priced(group).begun(pair)
+        return tuple(found[unit] for unit in self._unit_of_run)
+
+    def _key(self, group: DeviceGroup) -> tuple[object, ...]:
+        """Equal for groups that costs cannot tell apart."""
+        return tuple(
+            (each.own.name, self._profile_of(each.own), portion_on(each), each.usable_bytes) for each in group.ranks
+        )
 
     def _profile_of(self, device: Accelerator) -> bytes:
         name = (device.node, device.type, device.index)

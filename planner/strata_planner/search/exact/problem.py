@@ -26,34 +26,41 @@ class Run:
 
 
 @dataclass(frozen=True)
-class StageCosts:
-    """One stage of the order. `capacity_bytes` is what units may fill on each device: fixed parts are taken off already.
-
-    Of one unit: `seconds[run][bits]` = (prefill, decode), bits that the device lacks are absent; `bytes[run][bits]` on each
-    of the stage's devices with KV, `weight_bytes` without. `fixed` is what the stage adds to each micro-batch (the
-    head); `transfer` hands the micro-batch on, `latency` is the part of it that keeps no link busy. `quantized_bytes` and `dense_bytes`: what
-    a stage needs more as soon as one of its units is below 16 bits or at 16; `mixed_bytes`: more still with both.
-    `loading_...`: the same while weights are loaded, before there is KV.
+class Room:
+    """Bytes that a stage's units may fill on each of its devices: fixed parts are taken off already. `quantized_bytes` and `dense_bytes`: what it needs
+    more as soon as one of its units is below 16 bits or at 16; `mixed_bytes`: more still with both. `loading_...`: the same while weights are loaded,
+    before there is KV.
     """
 
     capacity_bytes: int
     quantized_bytes: int
     loading_capacity_bytes: int
     loading_quantized_bytes: int
-    seconds: tuple[Mapping[int, tuple[float, float]], ...]
-    bytes: tuple[Mapping[int, int], ...]
-    weight_bytes: tuple[Mapping[int, int], ...]
-    fixed_seconds: tuple[float, float] = (0.0, 0.0)
-    transfer_seconds: tuple[float, float] = (0.0, 0.0)
-    latency_seconds: float = 0.0
-    mixed_bytes: int = 0
-    dense_bytes: int = 0
+    mixed_bytes: int = field(default=0, kw_only=True)
+    dense_bytes: int = field(default=0, kw_only=True)
 
     def room(self, bits: int) -> tuple[float, float]:
         """Bytes that are there for units of these bits alone: while serving, and while loading."""
         serving = self.capacity_bytes - (self.quantized_bytes if bits < 16 else self.dense_bytes)
         loading = self.loading_capacity_bytes - (self.loading_quantized_bytes if bits < 16 else 0)
         return max(0.0, serving), max(0.0, loading)
+
+
+@dataclass(frozen=True)
+class StageCosts(Room):
+    """One stage of the order.
+
+    Of one unit: `seconds[run][bits]` = (prefill, decode), bits that the device lacks are absent; `bytes[run][bits]` on each
+    of the stage's devices with KV, `weight_bytes` without. `fixed` is what the stage adds to each micro-batch (the
+    head); `transfer` hands the micro-batch on, `latency` is the part of it that keeps no link busy.
+    """
+
+    seconds: tuple[Mapping[int, tuple[float, float]], ...]
+    bytes: tuple[Mapping[int, int], ...]
+    weight_bytes: tuple[Mapping[int, int], ...]
+    fixed_seconds: tuple[float, float] = (0.0, 0.0)
+    transfer_seconds: tuple[float, float] = (0.0, 0.0)
+    latency_seconds: float = 0.0
 
     @property
     def signature(self) -> tuple[object, ...]:

@@ -30,11 +30,11 @@ def _matters(request: PlanRequest) -> bool:
     pair = next(pricer.pairs(1))
     for members in fleet_of(request.cluster).devices:
         device = DeviceGroup(members[:1])
-        formats = pricer.formats(device).values()
+        rank, formats = pricer.rank(device), pricer.formats(device).values()
         if not formats:
             continue
-        every = pricer.beside_weights(device, pair, formats)
-        least = min(pricer.beside_weights(device, pair, [name]) for name in formats)
+        every = rank.working(pair, formats, head=True).serving
+        least = min(rank.working(pair, [name], head=True).serving for name in formats)
         if every - least > MATTERS * device.usable_bytes:
             return True
     return False

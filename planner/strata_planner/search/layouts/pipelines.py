@@ -211,7 +211,10 @@ class Pipelines:
         best = _Best(columns)
         chosen = np.flatnonzero(fits & (self._penalty[columns.width] <= self._most_penalty))
         self.work += _WORK_BESIDE + chosen.size * len(order)
-        for evenly in (True, False)[: len(order)] if chosen.size else ():
+        alike = len({self._kind(group) for group in groups}) == 1  # the sum is the same then, however layers are dealt
+        for evenly in (True,) if alike else (True, False):
+            if not chosen.size:
+                break
             load, at = columns.load.at(chosen), steps(chosen)
             penalty = self.request.theta * self._penalty[columns.width[chosen]]
             for dealt in self._dealt(at, most[:, chosen], columns.decode_size[chosen], load, evenly=evenly):

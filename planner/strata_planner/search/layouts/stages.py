@@ -25,6 +25,7 @@ from strata_planner.question.request import MAX_CHUNK_TOKENS, PlanRequest
 from strata_planner.question.workload import Workload
 from strata_planner.search.exact.candidates import Pricer
 from strata_planner.search.exact.phases import Pair
+from strata_planner.search.exact.priced_group import PricedGroup
 from strata_planner.search.steady import Load, micro_batches_of
 
 Floats = npt.NDArray[np.float64]
@@ -220,8 +221,8 @@ class Stages:
         """`kind` stands for the group's devices and their shares; of a pipeline of so many stages."""
         key = (kind, stages, first, head)
         if key not in self._tables:
-            columns = self.columns(stages)
-            of_sizes = [self._priced(kind, group, pair, first=first, head=head) for pair in columns.sizes]
+            columns, priced = self.columns(stages), self.pricers[0].priced(group)
+            of_sizes = [self._sized(kind, priced, pair, first=first, head=head) for pair in columns.sizes]
             rooms, *seconds = (np.array(each) for each in zip(*of_sizes, strict=True))
             most = np.full(len(columns.width), np.inf)
             for rank, each in enumerate(group.ranks):
@@ -255,39 +256,29 @@ class Stages:
             self._layer_bytes[portion] = np.einsum("u,ruw->rw", units, serving), np.einsum("u,ruw->rw", units, loading)
         return self._layer_bytes[portion]
 
-    def _priced(self, kind: Kind, group: DeviceGroup, pair: Pair, *, first: bool, head: bool) -> _Size:
+    def _sized(self, kind: Kind, group: PricedGroup, pair: Pair, *, first: bool, head: bool) -> _Size:
         key = (kind, pair, first, head)
         if key not in self._costs:
             self._costs[key] = self._size(group, pair, first=first, head=head)
         return self._costs[key]
 
-    def _size(self, group: DeviceGroup, pair: Pair, *, first: bool, head: bool) -> _Size:
-        pricer = self.pricers[0]
-        costs = pricer.stage(group, pair, first=first, head=head)
-        of_ranks = pricer.room(group, pair, first=first, head=head) if group.shares else (costs,)
-        counts = [run.units for run in pricer.layer_runs]
-        layers = pricer.request.model.num_layers
-        rooms: list[list[tuple[float, float]]] = [[] for _ in of_ranks]
-        seconds: tuple[list[float], list[float]] = ([], [])
-        begun_each, begun = pricer.begun(group, pair), list[float]()
-        for bits in pricer.request.bits:
-            runnable = all(bits in each for each in costs.seconds)
-            for room, own in zip(rooms, of_ranks, strict=True):
-                room.append(own.room(bits) if runnable else (0.0, 0.0))
-            for phase, found in enumerate(seconds):
-                each = (
-                    [n * own[bits][phase] for n, own in zip(counts, costs.seconds, strict=True)] if runnable else [1.0]
-                )
-                found.append(sum(each) / layers)
-            begun.append(sum(n * own.get(bits, 0.0) for n, own in zip(counts, begun_each, strict=True)) / layers)
-        prompts, decode = (np.full(len(begun), each) for each in costs.fixed_seconds)
+    def _size(self, group: PricedGroup, pair: Pair, *, first: bool, head: bool) -> _Size:
+        """Bits that the devices do not run have no room."""
+        widths, layers = self.request.bits, self.request.model.num_layers
+        found, begun = group.layers(pair), group.layers_begun(pair)
+        seconds = np.array([found.get(bits, (1.0, 1.0)) for bits in widths]) / layers
+        rooms = [
+            [room.room(bits) if bits in found else (0.0, 0.0) for bits in widths]
+            for room in group.rooms(pair, first=first, head=head)
+        ]
+        fixed = np.repeat(np.array(group.fixed(pair, head=head))[:, None], len(widths), axis=1)
         return _Size(
             np.array(rooms).transpose(0, 2, 1),
-            np.array(seconds[0]),
-            np.array(seconds[1]),
-            prompts,
-            decode,
-            np.array(begun),
+            seconds[:, 0],
+            seconds[:, 1],
+            fixed[0],
+            fixed[1],
+            np.array([begun.get(bits, 0.0) for bits in widths]) / layers,
         )
 
     @cached_property

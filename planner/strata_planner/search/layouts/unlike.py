@@ -30,7 +30,7 @@ def worth_a_try(stages: Stages, devices: Sequence[Accelerator], classes: Sequenc
         """Of all requests in flight, at the fewest bits that the devices run."""
         pricer = stages.pricers[rung]
         pair = pair_of(pricer.request, Split(1, CHUNKS[-1]), 1)
-        found = pricer.layers_seconds(DeviceGroup(tuple(devices), shares), pair)
+        found = pricer.priced(DeviceGroup(tuple(devices), shares)).layers(pair)
         if not found:
             return 0.0
         prompts, decode = found.get(bits) or found[min(found)]
