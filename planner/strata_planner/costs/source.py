@@ -6,7 +6,7 @@ Implemented by `roofline` and by the sources of profiles; asked by `latency`. De
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from strata_planner.contract.devices import DeviceProfile
 from strata_planner.contract.formats import ComputeType, FormatName
@@ -14,8 +14,7 @@ from strata_planner.question.model import LayerShape, Model
 from strata_planner.question.workload import Workload
 
 
-@dataclass(frozen=True)
-class Phase:
+class Phase(NamedTuple):
     """One micro-batch of a phase, or a part of one: `sequences`, each with `tokens` new ones that see `context` keys on average."""
 
     sequences: int
@@ -70,8 +69,7 @@ class Rates:
         return profile.float32_flops_per_second if self.compute_type == "float32" else profile.flops_per_second
 
 
-@dataclass(frozen=True)
-class Timed:
+class Timed(NamedTuple):
     """Seconds, and the name of the source that they are from."""
 
     seconds: float

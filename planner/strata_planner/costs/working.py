@@ -8,6 +8,7 @@ fitted to a model or a slice; constants are measured on single products or the r
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 from strata_planner.contract.architectures import ROUTING
 from strata_planner.contract.formats import ANY_PRECISION, COMPUTE_TYPE_BYTES, FORMAT_NAMES, ComputeType, FormatName
@@ -60,8 +61,7 @@ _ATTENTION_PRODUCTS = 2  # scores, and what they weigh
 _FEW_ROWS = 2  # numbers of rows below the fewest keys: 16 and 32
 
 
-@dataclass(frozen=True)
-class StepShape:
+class StepShape(NamedTuple):
     """The largest step: `tokens` of all segments, `sampled` rows that want logits, `context` keys of one sequence."""
 
     tokens: int

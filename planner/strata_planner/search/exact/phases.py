@@ -6,7 +6,7 @@ Chosen by `candidates` for a request. Each says what to ask the costs for; none 
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 from strata_planner.contract.formats import ComputeType
@@ -126,7 +126,7 @@ class SteadyPhases:
         """Linears are computed once for all rows of a step, attention apart for each sequence."""
         prompts = self.prompts(pair)
         chunk = Phase(1, prompts.tokens, prompts.past + prompts.tokens / 2)
-        attention = prompts.sequences * max(0.0, layer(chunk) - layer(replace(chunk, context=0)))
+        attention = prompts.sequences * max(0.0, layer(chunk) - layer(chunk._replace(context=0)))
         together, decoding = Phase(1, pair.decode + prompts.rows, 0), Phase(pair.decode, 1, 0)
         rows = max(0.0, layer(together) - layer(decoding))
         return rows + attention, layer(decode_phase(self.load, pair.decode))

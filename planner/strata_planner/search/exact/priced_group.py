@@ -69,6 +69,7 @@ class PricedGroup:
         self.formats: Mapping[int, FormatName] = formats_on(pricing.request, group)
         self.ranks = tuple(PricedRank(pricing, each, self.formats) for each in group.ranks)
         self._units: dict[Pair, Mapping[Unit, Mapping[int, Seconds]]] = {}
+        self._of_layers: dict[Pair, Mapping[int, Seconds]] = {}
         self._begun: dict[Pair, Mapping[Unit, Mapping[int, float]]] = {}
         self._layers: dict[tuple[Unit, FormatName, Phase], float] = {}
         self._beside: dict[tuple[Phase, int, bool], float] = {}
@@ -106,15 +107,17 @@ class PricedGroup:
 
     def layers(self, pair: Pair) -> Mapping[int, Seconds]:
         """Bits that all layers have -> seconds of all of them, whatever their memory."""
-        counts, found = self._pricing.units, self.units(pair)
-        return {
-            bits: (
-                sum(counts[unit] * seconds[bits][0] for unit, seconds in found.items()),
-                sum(counts[unit] * seconds[bits][1] for unit, seconds in found.items()),
-            )
-            for bits in self.formats
-            if all(bits in seconds for seconds in found.values())
-        }
+        if pair not in self._of_layers:
+            counts, found = self._pricing.units, self.units(pair)
+            self._of_layers[pair] = {
+                bits: (
+                    sum(counts[unit] * seconds[bits][0] for unit, seconds in found.items()),
+                    sum(counts[unit] * seconds[bits][1] for unit, seconds in found.items()),
+                )
+                for bits in self.formats
+                if all(bits in seconds for seconds in found.values())
+            }
+        return self._of_layers[pair]
 
     def layers_begun(self, pair: Pair) -> Mapping[int, float]:
         """Bits -> `begun` of all layers that have them."""
@@ -169,6 +172,7 @@ class PricedRank:
         self._rooms: dict[tuple[Pair, bool, bool], Room] = {}
         self._beside: dict[tuple[StepShape, bool], _Beside] = {}
         self._drafters: dict[StepShape, int] = {}
+        self._usable: dict[tuple[bool, bool], tuple[int, int]] = {}
 
     def room(self, pair: Pair, *, first: bool, head: bool) -> Room:
         key = (pair, first, head)
@@ -178,9 +182,7 @@ class PricedRank:
 
     def working(self, pair: Pair, formats: Iterable[FormatName], *, head: bool) -> WorkingMemory:
         """Of a stage whose layers are stored in `formats`."""
-        request = self._pricing.request
-        storage = Storage.on(self._group.own, frozenset(formats), request.compute_type, request.kv_bits)
-        return working_memory(self._own_model, self._pricing.step_shape(pair), storage, head=head)
+        return working_memory(self._own_model, self._pricing.step_shape(pair), self._storage(formats), head=head)
 
     def table_bytes(self, *, embedding: bool, head: bool) -> int:
         """Of the embedding and the head: tables are split by vocabulary, as in Megatron."""
@@ -203,31 +205,46 @@ class PricedRank:
         return latencies.step(model, self.rates, phase).seconds + logits * self.portion.fraction(model.vocab_size)
 
     def _room(self, pair: Pair, *, first: bool, head: bool) -> Room:
-        request, group = self._pricing.request, self._group
         dense, quantized, mixed = self._beside_weights(pair, head=head)
-        tables = self.table_bytes(embedding=first, head=head) + self.draft_bytes(pair, first=first, head=head)
-        pages = request.kv_pages
-        further_kv = pages * first * request.draft_page_bytes + request.log_bytes(group, pages)
+        usable, further_kv = self._usable_bytes(first=first, head=head)
+        usable -= self.draft_bytes(pair, first=first, head=head)
         least = min(dense.serving, quantized.serving)
-        parts_of_embedding = first and group.degree > 1  # a head reads the whole: such devices cannot lead one
-        none = parts_of_embedding and request.served_speculation.has_head
+        parts_of_embedding = first and self._group.degree > 1  # a head reads the whole: such devices cannot lead one
+        none = parts_of_embedding and self._pricing.request.served_speculation.has_head
         return Room(
-            capacity_bytes=-1 if none else group.usable_bytes - least - tables - further_kv,
+            capacity_bytes=-1 if none else usable - least - further_kv,
             quantized_bytes=quantized.serving - least,
             dense_bytes=dense.serving - least,
             mixed_bytes=max(0, mixed.serving - max(quantized.serving, dense.serving)),
-            loading_capacity_bytes=group.usable_bytes - dense.loading - tables,
+            loading_capacity_bytes=usable - dense.loading,
             loading_quantized_bytes=max(0, mixed.loading - dense.loading),
         )
 
+    def _usable_bytes(self, *, first: bool, head: bool) -> tuple[int, int]:
+        """Without the tables; and what there is of KV beside that of layers."""
+        if (first, head) not in self._usable:
+            request, pages = self._pricing.request, self._pricing.request.kv_pages
+            usable = self._group.usable_bytes - self.table_bytes(embedding=first, head=head)
+            further = pages * first * request.draft_page_bytes + request.log_bytes(self._group, pages)
+            self._usable[first, head] = usable, further
+        return self._usable[first, head]
+
     def _beside_weights(self, pair: Pair, *, head: bool) -> "_Beside":
-        key = (self._pricing.step_shape(pair), head)
-        if key not in self._beside:
-            dense = self.working(pair, {"dense"}, head=head)
-            low = self.working(pair, self._low, head=head) if self._low else dense
-            both = self.working(pair, {"dense", *self._low}, head=head) if self._low else dense
-            self._beside[key] = _Beside(dense, low, both)
-        return self._beside[key]
+        step = self._pricing.step_shape(pair)
+        if (step, head) not in self._beside:
+            found = [working_memory(self._own_model, step, each, head=head) for each in self._stored]
+            self._beside[step, head] = _Beside(found[0], *(found[1:] or found * 2))
+        return self._beside[step, head]
+
+    @cached_property
+    def _stored(self) -> tuple[Storage, ...]:
+        """As _Beside tells them, or the first alone."""
+        each: list[Iterable[FormatName]] = [{"dense"}, self._low, {"dense", *self._low}]
+        return tuple(map(self._storage, each if self._low else each[:1]))
+
+    def _storage(self, formats: Iterable[FormatName]) -> Storage:
+        request = self._pricing.request
+        return Storage.on(self._group.own, frozenset(formats), request.compute_type, request.kv_bits)
 
     @cached_property
     def _parts(self) -> Mapping[Unit, tuple[LayerShape, ...]]:

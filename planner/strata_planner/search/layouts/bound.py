@@ -28,7 +28,7 @@ from strata_planner.question.cluster import DeviceGroup
 from strata_planner.question.request import MAX_CHUNK_TOKENS, PlanRequest
 from strata_planner.search.exact.candidates import Pricer
 from strata_planner.search.exact.phases import Pair
-from strata_planner.search.exact.problem import StageCosts
+from strata_planner.search.exact.priced_group import PricedGroup
 from strata_planner.search.highs import optimise
 from strata_planner.search.layouts.pool import DeviceClass, Pool
 from strata_planner.search.layouts.stages import with_concurrency
@@ -158,9 +158,8 @@ def _shares(pricer: Pricer, each: DeviceClass, kind: int, sequences: int, hop: f
             away = 0.0 if most_layers >= model.num_layers or math.isinf(hop) else hop / max(most_layers, 1)
             most = min(group.usable_bytes // max(kv, 1), sequences, _most_kept_coming(pricer))
             for low, high in _sizes(max(1, most)):
-                costs = pricer.stage(group, _spread(pricer, high), first=False, head=False)
                 steps = max(1, pricer.request.workload.output_tokens - 1) / high
-                step = _layer_seconds(pricer, costs, bits)
+                step = _layer_seconds(pricer.priced(group), _spread(pricer, high), bits)
                 seconds, hopping = model.num_layers * step * steps, 1 + away / max(step, 1e-12)
                 yield _Share(
                     kind, group.degree, max(1, low - 1), pricer.request.workload.output_tokens / seconds, hopping
@@ -180,12 +179,9 @@ def _most_kept_coming(pricer: Pricer) -> int:
     return MAX_CHUNK_TOKENS * max(1, load.output_tokens - 1) // load.prompt_tokens
 
 
-def _layer_seconds(pricer: Pricer, costs: StageCosts, bits: int) -> float:
+def _layer_seconds(group: PricedGroup, pair: Pair, bits: int) -> float:
     """Of the quickest layer in a step that decodes and carries prompts."""
-    return min(
-        (each[bits][0] + each[bits][1]) / run.layers_per_unit
-        for run, each in zip(pricer.layer_runs, costs.seconds, strict=True)
-    )
+    return min(sum(seconds[bits]) / len(unit.layers) for unit, seconds in group.units(pair).items())
 
 
 def _sizes(most: int) -> list[tuple[int, int]]:

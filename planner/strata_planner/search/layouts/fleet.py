@@ -28,6 +28,7 @@ MOST_SEQUENCES = 4096  # in flight on one replica
 _MOST_NODES = 6  # of one type in a pattern
 _SECONDS = 2.0  # of the integer programme
 _RELATIVE_GAP = 1e-3
+_WORK_OF_PROOFS = 200e6  # as exact searches count it: about a second
 
 
 @dataclass(frozen=True)
@@ -165,15 +166,15 @@ def _counted(patterns: list[Pattern], sizes: list[int], rungs: tuple[int, ...], 
 def _solved(
     request: PlanRequest, pipelines: Pipelines, patterns: list[Pattern], counts: list[int]
 ) -> tuple[tuple[int, SolvedReplica], ...]:
-    found = []
-    for pattern, count in zip(patterns, counts, strict=True):
-        if not count:
-            continue
+    """Each of the proofs may take its part of what those before it have left."""
+    found, effort = [], Effort.of(request.time_limit_seconds, _WORK_OF_PROOFS)
+    used = [(pattern, count) for pattern, count in zip(patterns, counts, strict=True) if count]
+    for left, (pattern, count) in zip(range(len(used), 0, -1), used, strict=True):
         order = pipelines.order(pattern.pipeline.groups[pattern.rung])
         pipeline, rung = pattern.pipeline, pattern.rung
         one = nearly_solved(request, order, pipelines.stages.rungs[rung], pipeline.splits[rung])
         if one is not None:
-            found.append((count, proven(request, one, Effort.of(request.time_limit_seconds))[0]))
+            found.append((count, proven(request, one, effort.part(left))[0]))
     return tuple(found)
 
 

@@ -66,7 +66,7 @@ class Genetic:
         unless the time limit cuts it short.
         """
         draw = random.Random(seed)
-        people = self._ranked(self._individual(each) for each in (*starts, *self._first(seed)))
+        people = self._ranked(self._begun((*starts, *self._small(seed)), self._large(), limits))
         yield people
         mutations = stalled = 0
         shown = _FIRST_SHOWN
@@ -95,6 +95,18 @@ class Genetic:
                 stalled = 0
         self.ended_by_work |= self.pipelines.work >= limits.work
         yield people
+
+    def _begun(self, small: Iterable[Genome], large: Iterable[Genome], limits: Limits) -> Iterator[Individual]:
+        """Of the large ones as many as there is work for, or until one holds the model."""
+        found = [self._individual(genome) for genome in small]
+        yield from found
+        holds = any(math.isfinite(each.judged.score) for each in found)
+        for genome in large:
+            if holds and self.pipelines.work >= limits.work:
+                return
+            one = self._individual(genome)
+            holds |= math.isfinite(one.judged.score)
+            yield one
 
     def replicas(self, genome: Genome) -> list[tuple[Composition, Pipeline]]:
         """Those that hold the model."""
@@ -142,16 +154,17 @@ class Genetic:
             found.setdefault(each.serving or each.genome, each)
         return list(found.values())[:POPULATION]
 
-    def _first(self, seed: int) -> list[Genome]:
-        free = self.pool.whole
-        groups = grouped(self.pool, seed)
-        layouts: list[Genome] = [*self._by_speed(free), *self._by_kind(free)]
+    def _small(self, seed: int) -> Iterator[Genome]:
+        """Replicas that just hold the model, and somewhat larger ones."""
+        free, groups = self.pool.whole, grouped(self.pool, seed)
         for room in _ROOMS:
-            layouts.append(tuple(part for nodes in groups for part in self._carved(self._within(free, nodes), room)))
-            layouts.append(
-                tuple(part for node in self.pool.nodes for part in self._carved(self._within(free, [node]), room))
-            )
-        return layouts
+            yield tuple(part for nodes in groups for part in self._carved(self._within(free, nodes), room))
+            yield tuple(part for node in self.pool.nodes for part in self._carved(self._within(free, [node]), room))
+
+    def _large(self) -> Iterator[Genome]:
+        """Replicas of many devices, which take more work."""
+        yield from self._by_kind(self.pool.whole)
+        yield from self._by_speed(self.pool.whole)
 
     def _by_speed(self, free: Composition) -> Iterator[Genome]:
         """The fastest devices as one replica, then the next class too, to all of them; each class that is left by itself."""

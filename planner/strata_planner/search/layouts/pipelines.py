@@ -5,15 +5,11 @@ estimated here: layers are dealt as fractions, and all layers of a replica have 
 decides both anew on the groups that were chosen.
 """
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
 from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from strata_planner.contract.shares import Shares
 from strata_planner.costs.shards import degrees_of, equal_shares
@@ -22,15 +18,9 @@ from strata_planner.question.cluster import DeviceGroup
 from strata_planner.question.request import PlanRequest
 from strata_planner.search.layouts.groups import Group, Grouping, Groups, alike
 from strata_planner.search.layouts.pool import Composition, Pool
-from strata_planner.search.layouts.stages import EVENLY, Columns, Floats, Kind, Split, Stages, StageTable
+from strata_planner.search.layouts.stages import EVENLY, Floats, Kind, Split, Stages
 from strata_planner.search.layouts.unlike import worth_a_try
-from strata_planner.search.layouts.water import capped, cheapest_first, level
-from strata_planner.search.steady import Load, StageSteps, Steady, long_rounds, steady
-
-Indices = npt.NDArray[np.intp]
-
-_NEAR = 0.8  # of the best way to run a load with layers dealt evenly: only those are dealt otherwise too, which seldom gains a tenth
-_WORK_BESIDE = 2000  # of looking at a pipeline, however small it is: as long as so many stages times loads take
+from strata_planner.search.layouts.ways import Indices, Way, Ways
 
 
 @dataclass(frozen=True)
@@ -47,7 +37,7 @@ class Pipeline:
     """Per rung of the ladder: tokens a second, seconds of one request, what its bits cost in seconds, the groups, and how its steps are split; rate 0
     where nothing fits.
 
-    `curves`: of each choice of groups that is best at some rung, that rung with its own rates and seconds at all of them.
+    `curves`: of each choice of groups that is best at some rung, that rung with its own rates and seconds at all of them; none where they are not asked for.
     `steps`: the load's concave hull as (tokens a second per sequence more, sequences more, rung).
     """
 
@@ -65,13 +55,19 @@ class Pipeline:
 
 
 class Pipelines:
-    """Pipelines of one request, remembered by what costs can tell apart. `evaluations`: how many were worked out, `work`: stages times loads
-    that this took, about, and what whoever uses them adds. `only`: the groups of compositions that are not to be chosen.
+    """Pipelines of one request, remembered by what costs can tell apart. `evaluations`: how many were worked out, `work`: that this took, about a
+    microsecond each, and what whoever uses them adds. `only`: the groups of compositions that are not to be chosen. `curves`: whether they are told.
     """
 
-    def __init__(self, request: PlanRequest, pool: Pool, only: Mapping[Composition, Groups] | None = None) -> None:
-        self.request = request
-        self.pool = pool
+    def __init__(
+        self,
+        request: PlanRequest,
+        pool: Pool,
+        only: Mapping[Composition, Groups] | None = None,
+        *,
+        curves: bool = False,
+    ) -> None:
+        self.request, self.pool, self.curves = request, pool, curves
         self.stages = Stages(request)
         self.degrees = degrees_of(request.model, request.tensor_parallel)
         unlike = tuple(each for each in self.degrees if each > 1)
@@ -117,29 +113,27 @@ class Pipelines:
         ]
 
     def _evaluate(self, composition: Composition) -> Pipeline | None:
-        count = len(self.stages.rungs)
-        rates, seconds, penalties = np.zeros(count), np.full(count, np.inf), np.zeros(count)
-        groups: list[Groups] = [()] * count
-        ways = [Split(1, EVENLY)] * count
-        curves: dict[Groups, Curve] = {}
-        given = self.only.get(composition)
-        for option in self.options(composition) if given is None else (given,):
-            found = self.estimate(option)
-            better = np.flatnonzero(found.rates > rates)
-            if better.size:
-                curves[option] = Curve(-1, tuple(found.rates.tolist()), tuple(found.seconds.tolist()))
-            tried = self.stages.columns(len(option)).splits
-            for rung in better:
-                groups[rung], ways[rung] = option, tried[found.split[rung]]
-            for mine, theirs in zip((rates, seconds, penalties), found, strict=False):
-                mine[better] = theirs[better]
+        given, priced = self.only.get(composition), self.stages.work
+        options = list(self.options(composition)) if given is None else [given]
+        ways = Ways(self.stages, [self._way(option) for option in options])
+        rates, seconds, penalties, places, splits = ways.estimate()
+        curves = self._curves(ways, places) if self.curves else ()
+        self.work += ways.work + self.stages.work - priced
         if not rates.any():
             return None
-        steps = _hull(self.stages.rungs, rates)
-        last = {option: rung for rung, option in enumerate(groups) if option}
-        kept = tuple(replace(curves[option], rung=rung) for option, rung in last.items())
+        groups = tuple(options[place] if place >= 0 else () for place in places)
         told = tuple(rates.tolist()), tuple(seconds.tolist()), tuple(penalties.tolist())
-        return Pipeline(*told, tuple(groups), tuple(ways), kept, steps)
+        tried = tuple(split or Split(1, EVENLY) for split in splits)
+        return Pipeline(*told, groups, tried, curves, _hull(self.stages.rungs, rates))
+
+    def _curves(self, ways: Ways, places: Indices) -> tuple[Curve, ...]:
+        """Of those that are the best somewhere, the last of those rungs."""
+        last = {int(place): rung for rung, place in enumerate(places) if place >= 0}
+        found = ((rung, ways.alone(place)) for place, rung in last.items())
+        return tuple(Curve(rung, tuple(each.rates.tolist()), tuple(each.seconds.tolist())) for rung, each in found)
+
+    def _way(self, groups: Groups) -> Way:
+        return Way(tuple(self._kind(group) for group in groups), self.order(groups))
 
     def speed(self, c: int) -> float:
         """Of a device of class c: layers a second of a request, prompt and answer, at the fewest bits it runs."""
@@ -192,157 +186,6 @@ class Pipelines:
 
     def _kind(self, group: Group) -> Kind:
         return tuple(self.pool.classes[c].kind for c in group.classes), group.shares
-
-    def estimate(self, groups: Groups) -> "Estimate":
-        """The best of every way to run a pipeline of these groups, for each number of sequences in flight."""
-        order = self.order(groups)
-        columns = self.stages.columns(len(order))
-        tables = [
-            self.stages.table(self._kind(group), devices, len(order), first=place == 0, head=place == len(order) - 1)
-            for place, (group, devices) in enumerate(zip(groups, order, strict=True))
-        ]
-        room = np.array([each.most_layers for each in tables])
-        layers = self.request.model.num_layers
-        most = np.minimum(np.floor(room), layers)
-        fits = (most.sum(axis=0) >= layers) & (most.min(axis=0) >= 1) & columns.worth
-        if not fits.any():
-            return Estimate.nothing(len(self.stages.rungs))
-        steps = partial(_Steps, tables, self._hops(order), np.array([[group.step_variation] for group in order]))
-        best = _Best(columns)
-        chosen = np.flatnonzero(fits & (self._penalty[columns.width] <= self._most_penalty))
-        self.work += _WORK_BESIDE + chosen.size * len(order)
-        alike = len({self._kind(group) for group in groups}) == 1  # the sum is the same then, however layers are dealt
-        for evenly in (True,) if alike else (True, False):
-            if not chosen.size:
-                break
-            load, at = columns.load.at(chosen), steps(chosen)
-            penalty = self.request.theta * self._penalty[columns.width[chosen]]
-            for dealt in self._dealt(at, most[:, chosen], columns.decode_size[chosen], load, evenly=evenly):
-                best.offer(chosen, load, steady(at.of(dealt), load), penalty)
-            chosen = chosen[best.rates[chosen] >= _NEAR * columns.best_of_rungs(best.rates)[columns.rung[chosen]]]
-        self._offer_mixed(best, steps, room, fits)
-        return best.of_rungs()
-
-    def _offer_mixed(
-        self, best: "_Best", steps: Callable[[Indices], "_Steps"], room: Floats, fits: npt.NDArray[np.bool_]
-    ) -> None:
-        """Where layers of more bits do not fit all: of the two widths the mixture of whole layers that fills all stages. Another is seldom better, as
-        seconds and penalty are both nearly proportional to how many layers have more bits.
-        """
-        columns, layers = best.columns, self.request.model.num_layers
-        dearer = np.roll(fits, -1)  # the next width of the same load
-        runs = np.roll(room, -1, axis=1).min(axis=0) > 0
-        chosen = np.flatnonzero(fits & ~dearer & runs & (columns.width < columns.widths - 1))
-        if not chosen.size or not (self.request.theta or self.request.penalty_bound):
-            return
-        low, high = (room[:, at].sum(axis=0) for at in (chosen, chosen + 1))
-        whole = np.floor(room[:, chosen]).sum(axis=0)  # a part of a layer that is left in a stage is left
-        share = np.floor(layers * np.clip((whole / layers - 1) / np.maximum(low / high - 1, 1e-9), 0.0, 1.0)) / layers
-        width = columns.width[chosen]
-        penalty = (1 - share) * self._penalty[width] + share * self._penalty[width + 1]
-        kept = penalty <= self._most_penalty
-        chosen, share, penalty = chosen[kept], share[kept], penalty[kept]
-        if not chosen.size:
-            return
-        self.work += chosen.size * len(room)
-        load, dealt = columns.load.at(chosen), np.maximum(1.0, room[:, chosen] * (layers / low[kept]))
-        cheap, dear = steps(chosen).of(dealt), steps(chosen + 1).of(dealt)
-        best.offer(chosen, load, steady(cheap.towards(dear, share), load), self.request.theta * penalty)
-
-    @cached_property
-    def _penalty(self) -> Floats:
-        """[widths] of all layers."""
-        return np.array([self.stages.penalty[bits] for bits in self.request.bits])
-
-    @cached_property
-    def _most_penalty(self) -> float:
-        bound = self.request.penalty_bound
-        return math.inf if bound is None else bound
-
-    def _hops(self, order: tuple[DeviceGroup, ...]) -> Floats:
-        """[stages, 3, columns]."""
-        count = len(order)
-        if count == 1:
-            return np.zeros((1, 3, len(self.stages.columns(1).width)))
-        return np.array(
-            [
-                self.stages.hop(group, order[(place + 1) % count], count, back=place == count - 1)
-                for place, group in enumerate(order)
-            ]
-        )
-
-    def _dealt(self, steps: "_Steps", most: Floats, decode_size: Floats, load: Load, *, evenly: bool) -> list[Floats]:
-        """Layers of the stages, [stages, columns]: even in time; or the cheapest first, and between the two."""
-        layers = self.request.model.num_layers
-        _, long = long_rounds(load, load.in_flight, load.prompt_steps)
-        # What a request takes of a step's seconds, over all the steps that it is part of.
-        a_request = load.output_tokens / decode_size
-        work = (steps.decode + long * steps.prompts) * a_request
-        beside = (steps.fixed_decode + long * steps.fixed_prompts) * a_request
-        if evenly:
-            return [level(work, beside, most, layers)]
-        return [cheapest_first(work, most, layers), capped(work, beside, most, layers, load.micro_batches)]
-
-
-class _Steps:
-    """A pipeline's tables and hops at the columns `chosen`, as arrays [stages, columns]."""
-
-    def __init__(self, tables: Sequence[StageTable], hops: Floats, varies: Floats, chosen: Indices) -> None:
-        self.decode = np.array([each.decode[chosen] for each in tables])
-        self.prompts = np.array([each.prompts[chosen] for each in tables])
-        self.fixed_decode = np.array([each.fixed_decode[chosen] for each in tables])
-        self.fixed_prompts = np.array([each.fixed_prompts[chosen] for each in tables])
-        self.begun = np.array([each.begun[chosen] for each in tables])
-        self._send_prompts, self._send, self._latency = (hops[:, each][:, chosen] for each in range(3))
-        self._varies = varies
-
-    def of(self, dealt: Floats) -> StageSteps:
-        """With so many layers on each stage."""
-        decode, prompts = dealt * self.decode + self.fixed_decode, dealt * self.prompts + self.fixed_prompts
-        begun = dealt * self.begun
-        return StageSteps(decode, prompts, self._send, self._send_prompts, self._latency, self._varies, begun)
-
-
-class Estimate(NamedTuple):
-    """Per rung of the ladder: tokens a second (0 where nothing fits), seconds of one request, seconds that its bits cost, and the place of the split
-    among the columns'.
-    """
-
-    rates: Floats
-    seconds: Floats
-    penalties: Floats
-    split: Indices
-
-    @classmethod
-    def nothing(cls, rungs: int) -> "Estimate":
-        return cls(np.zeros(rungs), np.zeros(rungs), np.zeros(rungs), np.zeros(rungs, dtype=np.intp))
-
-
-class _Best:
-    """The best that was offered of each column."""
-
-    def __init__(self, columns: Columns) -> None:
-        self.columns = columns
-        self.rates, self._seconds, self._penalties = (np.zeros(len(columns.width)) for _ in range(3))
-
-    def offer(self, chosen: Indices, load: Load, running: Steady, penalty: Floats) -> None:
-        """Of the columns `chosen`. `penalty`: what bits cost, in seconds of the batch."""
-        rates = load.in_flight * load.output_tokens / (load.in_flight / running.requests_per_second + penalty)
-        better = rates > self.rates[chosen]
-        a_request = running.first_token + (load.output_tokens - 1) * running.next_token
-        for known, offered in ((self.rates, rates), (self._seconds, a_request), (self._penalties, penalty)):
-            known[chosen[better]] = offered[better]
-
-    def of_rungs(self) -> Estimate:
-        """The best of each rung, of equals the first."""
-        columns = self.columns
-        ways = len(columns.splits), -1, columns.widths
-        by_rung = self.rates.reshape(ways).transpose(1, 0, 2).reshape(-1, ways[0] * ways[2])
-        best = by_rung.argmax(axis=1)
-        split, width = np.divmod(best, columns.widths)
-        at = (split, np.arange(len(best)), width)
-        rates, seconds, penalties = (each.reshape(ways)[at] for each in (self.rates, self._seconds, self._penalties))
-        return Estimate(rates, seconds, penalties, split)
 
 
 def _hull(rungs: tuple[int, ...], rates: Floats) -> tuple[tuple[float, int, int], ...]:

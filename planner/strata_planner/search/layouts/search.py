@@ -5,7 +5,7 @@ makes of them the best by the request's metric is kept.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -104,7 +104,7 @@ def best_layout(request: PlanRequest, wish: Wish = DEFAULT, starts: Sequence[Gen
     pool = Pool(request.cluster)
     if not pool.classes:
         raise InfeasibleError(["no device has usable memory: add nodes with devices"])
-    genetic = Genetic(Pipelines(request, pool), goal, _checked_costs(goal, pool))
+    genetic = _genetic(request, pool, goal)
     return _finished(request, wish, genetic, (), started, starts)
 
 
@@ -123,7 +123,7 @@ def replan_layout(request: PlanRequest, running: Layout, wish: Wish = DEFAULT) -
         idle -= sum(group.degree for each in kept for group in each.order)
         return Layout(goal, kept, idle, LayoutStats(0, 0, time.monotonic() - started, 0.0))
     others = replace(with_concurrency(request, free), max_replicas=None if request.max_replicas is None else more)
-    genetic = Genetic(Pipelines(others, rest), goal, _checked_costs(goal, rest))
+    genetic = _genetic(others, rest, goal)
     return _finished(request, wish, genetic, kept, started, ())
 
 
@@ -157,8 +157,13 @@ def laid(
     if degrees is not None:
         free = Pipelines(request, pool)
         only = {each: free.of_degrees(each, given) for each, given in zip(genome, degrees, strict=True)}
-    genetic = Genetic(Pipelines(request, pool, only), goal, _checked_costs(goal, pool))
+    genetic = _genetic(request, pool, goal, only)
     return _solved(request, wish, genetic, genome, (), started)
+
+
+def _genetic(request: PlanRequest, pool: Pool, goal: Goal, only: Mapping[Composition, Groups] | None = None) -> Genetic:
+    pipelines = Pipelines(request, pool, only, curves=goal.name == "slo")
+    return Genetic(pipelines, goal, _checked_costs(goal, pool))
 
 
 def _finished(

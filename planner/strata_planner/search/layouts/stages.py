@@ -7,8 +7,8 @@ model's layers, which is exact where they are equal.
 
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ import numpy.typing as npt
 from strata_planner.contract.plan import steps_under_way
 from strata_planner.contract.shares import Shares
 from strata_planner.costs.prompts import most_prompts
-from strata_planner.costs.shards import Portion, portion_on
+from strata_planner.costs.shards import Portion
 from strata_planner.question.cluster import DeviceGroup
 from strata_planner.question.request import MAX_CHUNK_TOKENS, PlanRequest
 from strata_planner.question.workload import Workload
@@ -40,6 +40,11 @@ _CARRYING = 0.8  # the share of steps that carry prompts then; with more of them
 CHUNKS = (EVENLY, 256, MAX_CHUNK_TOKENS)
 LEAST_CHUNK = 128  # tokens
 _SIZES = (*(power * each // 4 for power in (LEAST_CHUNK, 256, 512, 1024) for each in (4, 5, 6, 7)), MAX_CHUNK_TOKENS)
+_WORK_OF_PAIR, _WORK_OF_ROOM, _WORK_OF_SECONDS = (
+    15,
+    90,
+    60,
+)  # of a column's micro-batches, and of pricing them on a stage
 _MORE_THAN_MEAN = 1.25  # sequences that a micro-batch may have, where prompts keep more of them from decoding
 
 
@@ -97,18 +102,14 @@ def splits(stages: int) -> list[Split]:
     return [Split(each, chunk) for each in parts for chunk in chunks]
 
 
-@dataclass(frozen=True)
 class StageTable:
-    """Per column. `most_layers`: that fit, as a fraction; `prompts`, `decode`: seconds of a layer, what prompts add to a step and a step that
-    decodes; `fixed_...`: the same of a step beside the layers; `begun`: of a layer, however few tokens of prompts there are.
+    """Per column, the rows of `values`: layers that fit, as a fraction; seconds of a layer, what prompts add to a step and a step that decodes; the
+    same of a step beside the layers; and of a layer, what prompts add however few tokens there are.
     """
 
-    most_layers: Floats
-    prompts: Floats
-    decode: Floats
-    fixed_prompts: Floats
-    fixed_decode: Floats
-    begun: Floats
+    def __init__(self, values: Floats) -> None:
+        self.values = values
+        self.most_layers, self.prompts, self.decode = values[:3]
 
 
 def grid(most: int) -> tuple[int, ...]:
@@ -171,7 +172,7 @@ class Columns:
         for pair in pairs:
             above = bisect_left(known, pair.decode)
             ends = known[max(0, above - (known[above] > pair.decode))], known[above]
-            below_, above_ = (sizes.setdefault(replace(pair, decode=each, count=0), len(sizes)) for each in ends)
+            below_, above_ = (sizes.setdefault(Pair(pair.prefill, each, pair.chunk), len(sizes)) for each in ends)
             low.append(below_)
             high.append(above_)
             beyond.append((pair.decode - ends[0]) / max(1, ends[1] - ends[0]))
@@ -180,41 +181,65 @@ class Columns:
         self.beyond = self._each(beyond)
 
     def between(self, values: Floats) -> Floats:
-        """[columns] of values [sizes, widths] of the micro-batches that are priced."""
-        low, high = values[self.low, self.width], values[self.high, self.width]
-        between: Floats = low + self.beyond * (high - low)
+        """[columns, ...] of values [sizes, ..., widths] of the micro-batches that are priced."""
+        low, high = values[self.low, ..., self.width], values[self.high, ..., self.width]
+        beyond = self.beyond.reshape(-1, *(1,) * (low.ndim - 1))
+        between: Floats = low + beyond * (high - low)
         return between
 
 
-class _Size(NamedTuple):
-    """What a micro-batch costs on a stage, [widths] each: seconds of a layer, `begun` as StageTable's, seconds beside the layers; `rooms`, [unlike devices, 2, widths]: bytes that are
-    there for layers while serving, and while loading.
-    """
+# Numbers as deep as what is priced.
+_Row = Sequence[float] | Sequence[Sequence[float]] | Sequence[Sequence[Sequence[float]]]
 
-    rooms: Floats
-    prompts: Floats
-    decode: Floats
-    fixed_prompts: Floats
-    fixed_decode: Floats
-    begun: Floats
+
+class _Memo:
+    """An array [micro-batches, ...], each worked out once; `pairs` by their numbers."""
+
+    def __init__(self, pairs: Sequence[Pair], priced: Callable[[Pair], _Row]) -> None:
+        self._pairs, self._priced = pairs, priced
+        self._rows = np.full(0, -1)  # of each number; -1: not yet known
+        self._values: Floats | None = None
+
+    def at(self, numbers: npt.NDArray[np.intp]) -> tuple[Floats, int]:
+        """And how many were not known."""
+        if len(self._rows) < len(self._pairs):
+            self._rows = np.append(self._rows, np.full(len(self._pairs) - len(self._rows), -1))
+        missing = numbers[self._rows[numbers] < 0]
+        if missing.size:
+            found = np.array([self._priced(self._pairs[number]) for number in missing])
+            known = 0 if self._values is None else len(self._values)
+            self._rows[missing] = np.arange(known, known + missing.size)
+            self._values = found if self._values is None else np.concatenate([self._values, found])
+        assert self._values is not None, "some were asked for"
+        return self._values[self._rows[numbers]], missing.size
 
 
 class Stages:
-    """Tables of one request's stages, by how its sequences run in micro-batches."""
+    """Tables of one request's stages, by how its sequences run in micro-batches. `work`: that they took, about a microsecond each."""
 
     def __init__(self, request: PlanRequest) -> None:
         self.request = request
         self.rungs = ladder(request.workload.concurrency)
         self.pricers = [Pricer(with_concurrency(request, rung)) for rung in self.rungs]
+        self.work = 0
         self._columns: dict[int, Columns] = {}
         self._tables: dict[tuple[Kind, int, bool, bool], StageTable] = {}
         self._hops: dict[tuple[int, float, float, bool], Floats] = {}
-        self._costs: dict[tuple[Kind, Pair, bool, bool], _Size] = {}
+        self._sending: dict[tuple[float, float, bool], _Memo] = {}
+        self._numbers: dict[Pair, int] = {}
+        self._pairs: list[Pair] = []
+        self._sizes: dict[
+            int, npt.NDArray[np.intp]
+        ] = {}  # of a pipeline of so many stages, the numbers of what its columns price
+        self._rooms: dict[tuple[Kind, bool, bool], _Memo] = {}
+        self._seconds: dict[tuple[Kind, bool], _Memo] = {}
         self._layer_bytes: dict[Portion, tuple[Floats, Floats]] = {}
 
     def columns(self, stages: int) -> Columns:
         if stages not in self._columns:
-            self._columns[stages] = Columns(self.pricers, stages)
+            columns = self._columns[stages] = Columns(self.pricers, stages)
+            self.work += _WORK_OF_PAIR * len(columns.pairs)
+            self._sizes[stages] = np.array([self._number(pair) for pair in columns.sizes])
         return self._columns[stages]
 
     def table(self, kind: Kind, group: DeviceGroup, stages: int, *, first: bool, head: bool) -> StageTable:
@@ -222,27 +247,30 @@ class Stages:
         key = (kind, stages, first, head)
         if key not in self._tables:
             columns, priced = self.columns(stages), self.pricers[0].priced(group)
-            of_sizes = [self._sized(kind, priced, pair, first=first, head=head) for pair in columns.sizes]
-            rooms, *seconds = (np.array(each) for each in zip(*of_sizes, strict=True))
+            rooms = self._rooms_of(kind, priced, self._sizes[stages], first=first, head=head)
+            seconds = self._seconds_of(kind, priced, self._sizes[stages], head=head)
             most = np.full(len(columns.width), np.inf)
-            for rank, each in enumerate(group.ranks):
-                sizes = self._bytes_of_a_layer(portion_on(each))
-                for moment, size in enumerate(sizes):
-                    room = rooms[columns.high, rank, moment, columns.width]
+            for rank, each in enumerate(priced.ranks):
+                for moment, size in enumerate(self._bytes_of_a_layer(each.portion)):
+                    room = rooms[columns.high, rank, columns.width, moment]
                     most = np.minimum(most, room / size[columns.rung, columns.width])
-            self._tables[key] = StageTable(most, *(columns.between(each) for each in seconds))
+            self._tables[key] = StageTable(np.stack([most, *columns.between(seconds).T]))
         return self._tables[key]
 
     def hop(self, source: DeviceGroup, target: DeviceGroup, stages: int, *, back: bool) -> Floats:
         """[3, columns] seconds of handing a step on: what prompts add to the link's, the link's, its latency."""
         link = self.request.cluster.link(source.leader, target.leader)
+
+        def of(pair: Pair) -> tuple[float, float]:
+            prompts, decode = self.pricers[0].hop(source, target, pair, back=back)
+            return prompts, decode - link.latency_seconds
+
         key = (stages, link.gbps, link.latency_ms, back)
         if key not in self._hops:
             columns, widths = self.columns(stages), len(self.request.bits)
-            each = [self.pricers[0].hop(source, target, pair, back=back) for pair in columns.sizes]
-            prompts, decode = (np.repeat(np.array(found)[:, None], widths, axis=1) for found in zip(*each, strict=True))
-            send = columns.between(decode - link.latency_seconds)
-            self._hops[key] = np.stack([columns.between(prompts), send, np.full(send.shape, link.latency_seconds)])
+            each, _ = self._sending.setdefault(key[1:], _Memo(self._pairs, of)).at(self._sizes[stages])
+            prompts, send = columns.between(np.repeat(each[..., None], widths, axis=2)).T
+            self._hops[key] = np.stack([prompts, send, np.full(send.shape, link.latency_seconds)])
         return self._hops[key]
 
     def _bytes_of_a_layer(self, portion: Portion) -> tuple[Floats, Floats]:
@@ -256,30 +284,44 @@ class Stages:
             self._layer_bytes[portion] = np.einsum("u,ruw->rw", units, serving), np.einsum("u,ruw->rw", units, loading)
         return self._layer_bytes[portion]
 
-    def _sized(self, kind: Kind, group: PricedGroup, pair: Pair, *, first: bool, head: bool) -> _Size:
-        key = (kind, pair, first, head)
-        if key not in self._costs:
-            self._costs[key] = self._size(group, pair, first=first, head=head)
-        return self._costs[key]
+    def _number(self, pair: Pair) -> int:
+        number = self._numbers.setdefault(pair, len(self._pairs))
+        if number == len(self._pairs):
+            self._pairs.append(pair)
+        return number
 
-    def _size(self, group: PricedGroup, pair: Pair, *, first: bool, head: bool) -> _Size:
-        """Bits that the devices do not run have no room."""
+    def _rooms_of(
+        self, kind: Kind, group: PricedGroup, numbers: npt.NDArray[np.intp], *, first: bool, head: bool
+    ) -> Floats:
+        """[sizes, ranks, widths, 2] Bytes that are there for layers while serving, and while loading; none for layers of bits that the devices do not run."""
+
+        def of(pair: Pair) -> list[list[tuple[float, float]]]:
+            runnable = group.layers(pair)
+            return [
+                [room.room(bits) if bits in runnable else (0.0, 0.0) for bits in self.request.bits]
+                for room in group.rooms(pair, first=first, head=head)
+            ]
+
+        memo = self._rooms.setdefault((kind, first, head), _Memo(self._pairs, of))
+        rooms, priced = memo.at(numbers)
+        self.work += _WORK_OF_ROOM * priced
+        return rooms
+
+    def _seconds_of(self, kind: Kind, group: PricedGroup, numbers: npt.NDArray[np.intp], *, head: bool) -> Floats:
+        """[sizes, 5, widths] What StageTable tells, rooms left out."""
         widths, layers = self.request.bits, self.request.model.num_layers
-        found, begun = group.layers(pair), group.layers_begun(pair)
-        seconds = np.array([found.get(bits, (1.0, 1.0)) for bits in widths]) / layers
-        rooms = [
-            [room.room(bits) if bits in found else (0.0, 0.0) for bits in widths]
-            for room in group.rooms(pair, first=first, head=head)
-        ]
-        fixed = np.repeat(np.array(group.fixed(pair, head=head))[:, None], len(widths), axis=1)
-        return _Size(
-            np.array(rooms).transpose(0, 2, 1),
-            seconds[:, 0],
-            seconds[:, 1],
-            fixed[0],
-            fixed[1],
-            np.array([begun.get(bits, 0.0) for bits in widths]) / layers,
-        )
+
+        def of(pair: Pair) -> list[list[float]]:
+            found, begun, fixed = group.layers(pair), group.layers_begun(pair), group.fixed(pair, head=head)
+            each = [found.get(bits, (1.0, 1.0)) for bits in widths]
+            of_layers = ([seconds[phase] / layers for seconds in each] for phase in range(2))
+            beside = ([seconds] * len(widths) for seconds in fixed)
+            return [*of_layers, *beside, [begun.get(bits, 0.0) / layers for bits in widths]]
+
+        memo = self._seconds.setdefault((kind, head), _Memo(self._pairs, of))
+        seconds, priced = memo.at(numbers)
+        self.work += _WORK_OF_SECONDS * priced
+        return seconds
 
     @cached_property
     def penalty(self) -> dict[int, float]:
