@@ -18,11 +18,10 @@ from strata_planner.question.request import ONE_PIPELINE, REFERENCES, PlanReques
 from strata_planner.search.canonical import canonical
 from strata_planner.search.layouts.genetic import Genetic, Genome
 from strata_planner.search.layouts.goals import goal_of
-from strata_planner.search.layouts.pipelines import Pipelines
 from strata_planner.search.layouts.pool import Composition, Pool, plus
 from strata_planner.search.layouts.search import Layout, Wish, laid, layout_plan
-from strata_planner.search.metric import Metric, gain, value_of_plan, with_objective
-from strata_planner.search.planning import IDLE, PlanOutcome
+from strata_planner.search.metric import Metric, gain, value_of_plan
+from strata_planner.search.planning import IDLE, PlanOutcome, exchanged
 
 _ROUNDS = 8  # times that the plan may turn out to be better with an idle device
 _MOST_SOLVED = 8  # classes of idle devices; of more the estimate has to do
@@ -60,8 +59,7 @@ def with_unused(request: PlanRequest, outcome: PlanOutcome) -> PlanOutcome:
         found = _Idle(request, outcome.plan).reasons()
         if not isinstance(found, Layout):
             return replace(outcome, plan=msgspec.structs.replace(outcome.plan, unused=found))
-        plan = msgspec.structs.replace(layout_plan(found), search=outcome.plan.search)
-        outcome = replace(outcome, plan=with_objective(request, plan), replicas=found.replicas)
+        outcome = exchanged(request, outcome, found)
     return outcome
 
 
@@ -73,9 +71,9 @@ class _Idle:
         self._free = replace(self._request, max_replicas=None, max_stages=None)
         self._plan, self._value = plan, value_of_plan(request, plan)
         self._pool = Pool(self._request.cluster)
-        self._pipelines = Pipelines(self._free, self._pool)
         costs = [each.devices[0].hourly_cost or 0.0 for each in self._pool.classes]
-        self._genetic = Genetic(self._pipelines, goal_of(request), costs)
+        self._genetic = Genetic(self._free, self._pool, goal_of(request), costs)
+        self._pipelines = self._genetic.pipelines
 
     def reasons(self) -> tuple[UnusedDevices, ...] | Layout:
         """Or the layout that is better than the plan. Devices of one type and one reason are told of together."""

@@ -43,6 +43,7 @@ _ENDED = (
     "proving layers and bits took more than its limit: they, and which devices form a replica, are searched, not proven"
 )
 _SEARCHED = "layers and bits and which devices form a replica are searched, not proven"
+_PROOF_NOTES = (_PROVEN, _ENDED, _SEARCHED)
 _PROVEN_GAP = 1e-5  # what is left between a plan and its bound when nothing better is to be found
 _PROVEN_DEVICES = 6  # with so many, one pipeline of them is proven within a second or two
 _PROOF_SECONDS, _LEAST_PROOF_SECONDS, _PROOF_WORK = 10.0, 0.5, 300e6  # the last in numbers: half a second to one
@@ -117,7 +118,10 @@ def _searched(request: PlanRequest, hints: Sequence[Plan], watch: Watch, *, quic
         left = min(limit, max(_LEAST_PROOF_SECONDS, limit - (time.monotonic() - started)))
         prices = _MANY_PRICES if _mixes(request) else 1
         work = prices * _PROOF_WORK if found else math.inf  # nothing else may find what holds the model
-        found += [_of_all(each, limit) for each in _pipeline_as_layout(request, min(_PROOF_SECONDS, left), work)]
+        layout, stop = _pipeline_as_layout(request, min(_PROOF_SECONDS, left), work)
+        found += [_of_all(layout, limit)] if layout is not None else []
+        if not found and stop is StopReason.TIME_LIMIT:
+            raise _nothing_in_time(limit)
     if not found and 1 not in request.tensor_parallel:
         degrees = ", ".join(map(str, request.tensor_parallel))
         held = "no groups of so many equal devices of one node, which divide the model's heads, hold"
@@ -151,17 +155,26 @@ def _laid_out(request: PlanRequest, starts: Sequence[Genome], wish: Wish) -> Lay
         return None
 
 
-def _pipeline_as_layout(request: PlanRequest, limit: float, work: float) -> list[Layout]:
+def _nothing_in_time(seconds: float, looked_at: str = "") -> PlannerError:
+    """Which does not say that there is no plan."""
+    return PlannerError(
+        f"no plan within {seconds:g} s{looked_at}: raise planning.timeLimitSeconds, or lower placement.maxStages"
+    )
+
+
+def _pipeline_as_layout(request: PlanRequest, limit: float, work: float) -> tuple[Layout | None, StopReason]:
+    """None where none is found; and how the search ended."""
     search = Search(replace(request, solver="pipeline", time_limit_seconds=limit), work=work)
     one, stats = search.run()
     if one is None:
-        return []
+        return None, stats.stop
     replica = _never_empty(_replica(search, one), request)
     cut = limit if stats.stop is StopReason.TIME_LIMIT else None
     is_open = stats.stop is StopReason.PROVED and stats.gap > _PROVEN_GAP  # between two prices of the penalty
     proof = StopReason.SETTLED if is_open else stats.stop
     told = LayoutStats(stats.orders, stats.candidates, stats.seconds, 0.0, cut, proof=proof)
-    return [Layout(goal_of(request), (replica,), len(request.cluster.accelerators()) - len(replica.order), told)]
+    idle = len(request.cluster.accelerators()) - len(replica.order)
+    return Layout(goal_of(request), (replica,), idle, told), stats.stop
 
 
 def _never_empty(replica: SolvedReplica, request: PlanRequest) -> SolvedReplica:
@@ -190,10 +203,7 @@ def _pipeline(request: PlanRequest, watch: Watch) -> PlanOutcome:
     if found is None and stats.stop is StopReason.PROVED:
         raise InfeasibleError(reasons(request))
     if found is None:
-        raise PlannerError(
-            f"no plan within {request.time_limit_seconds:g} s ({stats.orders} device orders looked at): raise "
-            "planning.timeLimitSeconds, or lower placement.maxStages"
-        )
+        raise _nothing_in_time(request.time_limit_seconds, f" ({stats.orders} device orders looked at)")
     plan = with_objective(request, assemble(request, found, search.pricer))
     notes = _notes(request, plan)
     if search.narrower:
@@ -240,6 +250,13 @@ def _outcome(request: PlanRequest, found: Layout, *, proven: bool) -> PlanOutcom
     if found.idle:
         notes.append(f"{found.idle} {IDLE}")
     return PlanOutcome(plan, stats, tuple(notes), found.replicas, found.stats.improvements)
+
+
+def exchanged(request: PlanRequest, outcome: PlanOutcome, better: Layout) -> PlanOutcome:
+    """The outcome of the same search with a better layout, and what is proven of that."""
+    plan = msgspec.structs.replace(layout_plan(better), search=outcome.plan.search)
+    notes = [_proof_note(better.stats.proof) if note in _PROOF_NOTES else note for note in outcome.notes]
+    return replace(outcome, plan=with_objective(request, plan), notes=tuple(notes), replicas=better.replicas)
 
 
 def _proof_note(proof: StopReason) -> str:

@@ -108,3 +108,15 @@ def test_an_idle_device_that_would_help_makes_the_plan_better() -> None:
     both = with_unused(request, one)
     assert value_of_plan(request, both.plan) > value_of_plan(request, one.plan)
     assert both.plan.unused == ()
+
+
+def test_a_plan_that_is_exchanged_tells_of_its_own_proof() -> None:
+    request = a_request(a_cluster(64, 64))
+    alone = replace(request, cluster=structs.replace(request.cluster, nodes=request.cluster.nodes[:1]))
+    unproven = make_plan(alone, proven=False)
+    assert [note for note in unproven.notes if "proven" in note] == [
+        "layers and bits and which devices form a replica are searched, not proven"
+    ]
+    assert [note for note in with_unused(request, unproven).notes if "proven" in note] == [
+        "layers and bits are proven for each replica's devices; which devices form one is searched, not proven"
+    ]

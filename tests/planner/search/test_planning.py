@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 
 from strata_planner.contract.plan import Plan
-from strata_planner.errors import InfeasibleError, WorkloadError
+from strata_planner.errors import InfeasibleError, PlannerError, WorkloadError
 from strata_planner.question.cluster import Cluster, Device, Node
 from strata_planner.question.request import Objective, PlanRequest
+from strata_planner.search import planning
 from strata_planner.search.layouts import search as layout_search
 from strata_planner.search.metric import value_of_plan
 from strata_planner.search.planning import make_plan
@@ -68,6 +69,14 @@ NOTHING: dict[str, tuple[dict[str, Any], str]] = {
 def test_what_no_search_finds_says_why(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(InfeasibleError, match=words):
         make_plan(a_request(**changes))
+
+
+def test_what_the_clock_cut_is_not_said_to_be_infeasible(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "_laid_out", lambda *_: None)
+    monkeypatch.setattr(planning, "_PROOF_SECONDS", 0.0)
+    with pytest.raises(PlannerError, match=r"no plan within .*raise planning\.timeLimitSeconds") as told:
+        make_plan(a_request(a_cluster(64, 64)))
+    assert not isinstance(told.value, InfeasibleError)
 
 
 def test_prices_tell_devices_apart() -> None:

@@ -8,13 +8,15 @@ kept, as idle devices, for later merges.
 import math
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from strata_planner.question.request import PlanRequest
 from strata_planner.search.layouts.clusters import grouped
 from strata_planner.search.layouts.goals import Goal, Judged, Load, judge
+from strata_planner.search.layouts.groups import Groups
 from strata_planner.search.layouts.pipelines import Pipeline, Pipelines
-from strata_planner.search.layouts.pool import Composition, minus, plus
+from strata_planner.search.layouts.pool import Composition, Pool, minus, plus
 
 Genome = tuple[Composition, ...]
 
@@ -45,19 +47,25 @@ class Individual:
 
 
 class Genetic:
-    """Deals out the pool of `pipelines`. `costs`: an hour of a device of each class."""
+    """Deals out a pool. `costs`: an hour of a device of each class. `only`: as Pipelines'."""
 
-    def __init__(self, pipelines: Pipelines, goal: Goal, costs: Sequence[float]) -> None:
-        request = pipelines.request
-        self.pipelines = pipelines
-        self.pool = pipelines.pool
+    def __init__(
+        self,
+        request: PlanRequest,
+        pool: Pool,
+        goal: Goal,
+        costs: Sequence[float],
+        only: Mapping[Composition, Groups] | None = None,
+    ) -> None:
+        self.pipelines = Pipelines(request, pool, only, curves=goal.name == "slo")
+        self.pool = pool
         self.mutations = 0
         self.was_cut = False  # by the clock
         self.ended_by_work = False
         self._goal = goal
         self._costs = costs
         self._most = request.max_replicas or sum(self.pool.whole)
-        self._load = Load(pipelines.stages.rungs, request.workload.concurrency, request.workload.output_tokens)
+        self._load = Load(self.pipelines.stages.rungs, request.workload.concurrency, request.workload.output_tokens)
         self._judged: dict[Genome, Individual] = {}
         self.best_of_count: dict[int, Individual] = {}  # by how many replicas serve
 

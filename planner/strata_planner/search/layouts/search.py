@@ -162,8 +162,7 @@ def laid(
 
 
 def _genetic(request: PlanRequest, pool: Pool, goal: Goal, only: Mapping[Composition, Groups] | None = None) -> Genetic:
-    pipelines = Pipelines(request, pool, only, curves=goal.name == "slo")
-    return Genetic(pipelines, goal, _checked_costs(goal, pool))
+    return Genetic(request, pool, goal, _checked_costs(goal, pool), only)
 
 
 def _finished(
