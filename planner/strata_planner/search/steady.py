@@ -1,6 +1,6 @@
 """A pipeline that is never empty: requests a second, time to the first token and between tokens, with so many requests in flight.
 
-Called by `prediction` for a plan and by `layouts.pipelines` for estimates, both with arrays [stages, loads]. Whoever has an answer is
+Called by `prediction` for a plan and by `layouts.ways` for estimates, both with arrays [stages, loads]. Whoever has an answer is
 followed by the next request (a closed loop), so that steps which only decode alternate with steps that carry a chunk of a prompt too. A
 stage's seconds per request are therefore those of its prompt beside decoding and its share of the decoding steps.
 
@@ -51,7 +51,7 @@ class Load:
 @dataclass(frozen=True)
 class StageSteps:
     """Seconds. Arrays [stages, loads]: `decode` of a step that only decodes, `prompts` what a chunk of prompts adds to it, `send` and
-    `send_prompts` how long they keep the link to the next stage busy. `latency` [stages, 1]: until what was sent is there. `varies` [stages, 1]:
+    `send_prompts` how long they keep the link to the next stage busy. `latency`, or [stages, 1]: until what was sent is there. `varies`, likewise:
     a stage's `DeviceProfile.step_variation`. `begun`: what any prompt adds to a step, however few of its tokens, of the seconds that a chunk adds.
     """
 

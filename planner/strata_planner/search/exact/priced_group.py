@@ -5,7 +5,7 @@ long as the slowest, and each has a memory of its own.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import NamedTuple
 
@@ -17,11 +17,11 @@ from strata_planner.costs.communication import Exchange, hand_over_seconds, hidd
 from strata_planner.costs.draft_model import draft_weights_bytes, draft_working_bytes
 from strata_planner.costs.latency import Latencies
 from strata_planner.costs.memory import embedding_bytes
-from strata_planner.costs.shards import portion_of, portion_on
+from strata_planner.costs.shards import Portion, portion_of, portion_on
 from strata_planner.costs.source import Phase, Rates, Timed
 from strata_planner.costs.working import StepShape, Storage, WorkingMemory, working_memory
 from strata_planner.question.cluster import DeviceGroup, LinkRate
-from strata_planner.question.model import LayerShape, Model
+from strata_planner.question.model import LayerShape
 from strata_planner.question.precision import formats_on
 from strata_planner.question.request import PlanRequest
 from strata_planner.search.exact.phases import Pair, Phases, Seconds, SteadyPhases
@@ -49,6 +49,17 @@ class Pricing:
     latencies: Latencies
     phases: Phases
     units: Mapping[Unit, int]
+    _working: dict[tuple[StepShape, Storage, bool, Portion], WorkingMemory] = field(default_factory=dict)
+
+    def working(self, pair: Pair, storage: Storage, portion: Portion, *, head: bool) -> WorkingMemory:
+        """Of a device with such a portion, beside weights and KV."""
+        key = (self.step_shape(pair), storage, head, portion)
+        if key not in self._working:
+            model = self.request.model
+            shapes = dict.fromkeys(portion_of(layer, portion) for layer in dict.fromkeys(model.layers))
+            own = msgspec.structs.replace(model, layers=tuple(shapes))
+            self._working[key] = working_memory(own, key[0], storage, head=head)
+        return self._working[key]
 
     def step_shape(self, pair: Pair) -> StepShape:
         return StepShape(self.max_step_tokens(pair), max(pair.decode, DRAFT_ROWS), self.request.max_model_len)
@@ -182,7 +193,7 @@ class PricedRank:
 
     def working(self, pair: Pair, formats: Iterable[FormatName], *, head: bool) -> WorkingMemory:
         """Of a stage whose layers are stored in `formats`."""
-        return working_memory(self._own_model, self._pricing.step_shape(pair), self._storage(formats), head=head)
+        return self._pricing.working(pair, self._storage(formats), self.portion, head=head)
 
     def table_bytes(self, *, embedding: bool, head: bool) -> int:
         """Of the embedding and the head: tables are split by vocabulary, as in Megatron."""
@@ -232,7 +243,7 @@ class PricedRank:
     def _beside_weights(self, pair: Pair, *, head: bool) -> "_Beside":
         step = self._pricing.step_shape(pair)
         if (step, head) not in self._beside:
-            found = [working_memory(self._own_model, step, each, head=head) for each in self._stored]
+            found = [self._pricing.working(pair, each, self.portion, head=head) for each in self._stored]
             self._beside[step, head] = _Beside(found[0], *(found[1:] or found * 2))
         return self._beside[step, head]
 
@@ -251,13 +262,6 @@ class PricedRank:
         """Of each layer of a unit."""
         units = self._pricing.units
         return {unit: tuple(portion_of(layer, self.portion) for layer in unit.layers) for unit in units}
-
-    @cached_property
-    def _own_model(self) -> Model:
-        """The model's unlike layers, of each its part."""
-        model = self._pricing.request.model
-        shapes = dict.fromkeys(portion_of(layer, self.portion) for layer in dict.fromkeys(model.layers))
-        return msgspec.structs.replace(model, layers=tuple(shapes))
 
     def _states_bytes(self, pair: Pair) -> int:
         """Of a step, of all layers that a head reads."""

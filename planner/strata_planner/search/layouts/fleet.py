@@ -174,7 +174,8 @@ def _solved(
         pipeline, rung = pattern.pipeline, pattern.rung
         one = nearly_solved(request, order, pipelines.stages.rungs[rung], pipeline.splits[rung])
         if one is not None:
-            found.append((count, proven(request, one, effort.part(left))[0]))
+            own = effort.part(left)
+            found.append((count, one if own.ended_by else proven(request, one, own)[0]))
     return tuple(found)
 
 

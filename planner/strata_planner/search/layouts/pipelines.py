@@ -1,8 +1,7 @@
 """The best pipeline of a composition: which tensor-parallel groups, in which order, at which bits, for every load at once.
 
-Called by `search` and `fleet`. A composition has few splits into groups (`groups`); all loads of the ladder are priced together. What is
-estimated here: layers are dealt as fractions, and all layers of a replica have the same bits, or two neighbouring widths that fill its memory; `solved`
-decides both anew on the groups that were chosen.
+Called by `search` and `fleet`. A composition has few splits into groups (`groups`); `ways` estimates all of them for all loads of the
+ladder together. `solved` decides layers and bits anew on the groups that were chosen.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -73,13 +72,20 @@ class Pipelines:
         unlike = tuple(each for each in self.degrees if each > 1)
         self._grouping = Grouping(pool, self.degrees, unlike, self._shares)
         self._shares_of: dict[tuple[int, ...], tuple[Shares, ...]] = {}
-        self.evaluations = self.work = 0
+        self.evaluations = self._spent = 0
         self.only = only or {}
         pricer = self.stages.pricers[0]
         self.least_bytes = pricer.least_weight_bytes
         self._most_stages = min(request.max_stages or request.model.num_layers, request.model.num_layers)
         self._found: dict[tuple[object, ...], tuple[Composition, Pipeline | None]] = {}
         self._of: dict[Composition, Pipeline | None] = {}
+
+    @property
+    def work(self) -> int:
+        return self._spent + self.stages.work
+
+    def spend(self, work: int) -> None:
+        self._spent += work
 
     def best(self, composition: Composition) -> Pipeline | None:
         """None where the devices cannot hold the model; the groups are of this composition's own classes."""
@@ -113,12 +119,12 @@ class Pipelines:
         ]
 
     def _evaluate(self, composition: Composition) -> Pipeline | None:
-        given, priced = self.only.get(composition), self.stages.work
+        given = self.only.get(composition)
         options = list(self.options(composition)) if given is None else [given]
         ways = Ways(self.stages, [self._way(option) for option in options])
         rates, seconds, penalties, places, splits = ways.estimate()
         curves = self._curves(ways, places) if self.curves else ()
-        self.work += ways.work + self.stages.work - priced
+        self.spend(ways.work)
         if not rates.any():
             return None
         groups = tuple(options[place] if place >= 0 else () for place in places)

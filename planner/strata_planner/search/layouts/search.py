@@ -379,7 +379,7 @@ class _Solver:
 
     def _near(self, key: "_Key", order: Order) -> SolvedReplica | None:
         if key not in self._nearly:
-            self._genetic.pipelines.work += _WORK_OF_SOLVING
+            self._genetic.pipelines.spend(_WORK_OF_SOLVING)
             self._nearly[key] = nearly_solved(self._request, order, key.share, key.split)
         known = self._nearly[key]
         return None if known is None else known.on(order)

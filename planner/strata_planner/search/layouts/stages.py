@@ -1,7 +1,7 @@
 """What a stage costs in every way that a pipeline of so many stages may run: how its sequences are cut into micro-batches, how large the
 chunks of prompts are, at which bits, with how many sequences in flight.
 
-Called by `pipelines`. All numbers come from the solver's Pricer, asked once per unlike stage; a layer counts as the mean of the
+Called by `pipelines` and `ways`. All numbers come from the solver's Pricer, asked once per unlike stage; a layer counts as the mean of the
 model's layers, which is exact where they are equal.
 """
 
@@ -40,11 +40,8 @@ _CARRYING = 0.8  # the share of steps that carry prompts then; with more of them
 CHUNKS = (EVENLY, 256, MAX_CHUNK_TOKENS)
 LEAST_CHUNK = 128  # tokens
 _SIZES = (*(power * each // 4 for power in (LEAST_CHUNK, 256, 512, 1024) for each in (4, 5, 6, 7)), MAX_CHUNK_TOKENS)
-_WORK_OF_PAIR, _WORK_OF_ROOM, _WORK_OF_SECONDS = (
-    15,
-    90,
-    60,
-)  # of a column's micro-batches, and of pricing them on a stage
+_WORK_OF_PAIR = 15  # of the micro-batches of a split and a load
+_WORK_OF_ROOM, _WORK_OF_SECONDS = 90, 60  # of pricing them on a stage: room on each device, and seconds, at each width
 _MORE_THAN_MEAN = 1.25  # sequences that a micro-batch may have, where prompts keep more of them from decoding
 
 
@@ -156,11 +153,6 @@ class Columns:
             seen.add((rung, pair))
         return found
 
-    def best_of_rungs(self, values: Floats) -> Floats:
-        """[rungs] of values [columns]."""
-        best: Floats = values.reshape(len(self.splits), -1, self.widths).max(axis=(0, 2))
-        return best
-
     def _each(self, values: Sequence[float]) -> Floats:
         """From an array of pairs to one of columns: the same at every width."""
         return np.repeat(np.array(values, dtype=float), self.widths)
@@ -228,9 +220,8 @@ class Stages:
         self._sending: dict[tuple[float, float, bool], _Memo] = {}
         self._numbers: dict[Pair, int] = {}
         self._pairs: list[Pair] = []
-        self._sizes: dict[
-            int, npt.NDArray[np.intp]
-        ] = {}  # of a pipeline of so many stages, the numbers of what its columns price
+        # Of a pipeline of so many stages, the numbers of what its columns price.
+        self._sizes: dict[int, npt.NDArray[np.intp]] = {}
         self._rooms: dict[tuple[Kind, bool, bool], _Memo] = {}
         self._seconds: dict[tuple[Kind, bool], _Memo] = {}
         self._layer_bytes: dict[Portion, tuple[Floats, Floats]] = {}
@@ -304,7 +295,7 @@ class Stages:
 
         memo = self._rooms.setdefault((kind, first, head), _Memo(self._pairs, of))
         rooms, priced = memo.at(numbers)
-        self.work += _WORK_OF_ROOM * priced
+        self.work += _WORK_OF_ROOM * priced * rooms[0].size // 2
         return rooms
 
     def _seconds_of(self, kind: Kind, group: PricedGroup, numbers: npt.NDArray[np.intp], *, head: bool) -> Floats:
@@ -320,7 +311,7 @@ class Stages:
 
         memo = self._seconds.setdefault((kind, head), _Memo(self._pairs, of))
         seconds, priced = memo.at(numbers)
-        self.work += _WORK_OF_SECONDS * priced
+        self.work += _WORK_OF_SECONDS * priced * len(widths)
         return seconds
 
     @cached_property

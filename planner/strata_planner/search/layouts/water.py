@@ -1,4 +1,4 @@
-"""Layers dealt to stages as fractions: evenly in time, the cheapest stage first, or between the two. Called by `pipelines` for all loads
+"""Layers dealt to stages as fractions: evenly in time, the cheapest stage first, or between the two. Called by `ways` for all loads
 at once, and by `rounded`.
 
 Arrays are [stages, loads]: seconds of a layer, seconds that a stage takes beside its layers, the most layers it holds.
@@ -13,21 +13,25 @@ _HALVINGS = 8  # of the span between both ends
 
 
 def level(seconds: Floats, fixed: Floats, most: Floats, layers: int) -> Floats:
-    """Water-filling: the slowest stage is as quick as it can be, every stage has at least one layer where it holds one."""
-    full = np.zeros(most.shape, dtype=bool)
+    """Water-filling: the slowest stage is as quick as it can be, every stage has at least one layer where it holds one. All of them where stages hold
+    so many.
+    """
+    least, speed = np.minimum(1.0, most), 1 / seconds
+    held, at = np.zeros(most.shape, dtype=bool), most
     dealt = most
-    speed = 1 / seconds
     for _ in range(len(most) + 1):
-        open_speed = np.where(full, 0.0, speed)
-        left = layers - np.where(full, most, 0.0).sum(axis=0) + (open_speed * fixed).sum(axis=0)
-        surface = left / np.maximum(open_speed.sum(axis=0), 1e-300)
-        wanted = (surface - fixed) * speed
-        dealt = np.where(full, most, wanted)
-        over = ~full & (wanted > most)
-        if not over.any():
+        open_speed = np.where(held, 0.0, speed)
+        left = layers - np.where(held, at, 0.0).sum(axis=0) + (open_speed * fixed).sum(axis=0)
+        wanted = (left / np.maximum(open_speed.sum(axis=0), 1e-300) - fixed) * speed
+        dealt = np.where(held, at, np.clip(wanted, least, most))
+        # Where too many are dealt the surface sinks yet, and who has the least has it at the end; where too few, who is full.
+        too_many = dealt.sum(axis=0) - layers
+        low, full = ~held & (wanted < least) & (too_many > 0), ~held & (wanted > most) & (too_many < 0)
+        if not (low.any() or full.any()):
             break
-        full |= over
-    return np.clip(dealt, np.minimum(1.0, most), most)
+        at = np.where(low, least, np.where(full, most, at))
+        held |= low | full
+    return dealt
 
 
 def cheapest_first(seconds: Floats, most: Floats, layers: int) -> Floats:

@@ -66,9 +66,10 @@ class Ways:
         """For each number of sequences in flight; of equals the first."""
         known = np.zeros(len(self._stages.rungs))
         many = [each for each in self._alike if each.is_large]
+        most = np.max([each.most for each in many], axis=0) if many else known
         for each in self._alike:
             if each.is_large:
-                each.offer_best(np.max([other.most for other in many], axis=0))
+                each.offer_best(most)
             else:
                 each.offer_all()
             known = np.maximum(known, each.best_rates)
@@ -102,9 +103,6 @@ class _OfStages:
         self._most = np.minimum(np.floor(self._room), layers)
         fits = (self._most.sum(axis=0) >= layers) & (self._most.min(axis=0) >= 1)
         self._fits = fits & np.tile(self._columns.worth, len(ways))
-        # Where a layer takes as long on all stages, their sum is the same however layers are dealt, and the slowest is least when they are even.
-        unlike = np.array([len(set(way.kinds)) > 1 for way in ways])
-        self._unlike = np.repeat(unlike, self._each)
         self._rates, self._seconds, self._penalties = (np.zeros(len(self._fits)) for _ in range(3))
         self._able = np.flatnonzero(
             self._fits & np.tile(self._penalty[self._columns.width] <= self._most_penalty, len(ways))
@@ -119,7 +117,7 @@ class _OfStages:
 
     @cached_property
     def most(self) -> Floats:
-        """[rungs] That no way passes."""
+        """[rungs] That no way passes with all layers at one width."""
         most: Floats = self._by_rung(self._bounds).max(axis=1)
         return most
 
@@ -129,7 +127,7 @@ class _OfStages:
         return int(self._able.size) * self._count > _FEW
 
     def offer_all(self) -> None:
-        self._offer(self._able, (_evenly, *_UNEVENLY) if self._unlike.any() else (_evenly,))
+        self._offer(self._able, (_evenly, *_UNEVENLY) if self._count > 1 else (_evenly,))
 
     def offer_best(self, most: Floats) -> None:
         """What may reach the rates [rungs] that none passes."""
@@ -141,20 +139,30 @@ class _OfStages:
         self._offer(chosen[self._rates[chosen] == 0], (_evenly,))
 
     def offer_uneven(self, known: Floats) -> None:
-        """Of unlike stages, where even ones were nearly as good as the rates [rungs] that are known."""
-        chosen = np.flatnonzero(self._unlike & (self._rates > 0))
-        chosen = chosen[self._rates[chosen] >= _NEAR * known[self._rung(chosen)]]
+        """Of several stages, what may be better than the rates [rungs] that are known, where even ones were nearly the best of their way."""
+        if self._count == 1:
+            return
+        best = self._best_of_ways
+        chosen = self._able[self._rates[self._able] > 0]
+        chosen = chosen[self._rates[chosen] >= _NEAR * best[chosen // self._each, self._rung(chosen)]]
         self._offer(self._promising(chosen, known), _UNEVENLY)
+
+    @property
+    def _best_of_ways(self) -> Floats:
+        """[ways, rungs]."""
+        widths, splits = self._columns.widths, len(self._columns.splits)
+        best: Floats = self._rates.reshape(-1, splits, self._each // splits // widths, widths).max(axis=(1, 3))
+        return best
 
     def offer_mixed(self) -> None:
         """Where layers of more bits do not fit all: of the two widths the mixture of whole layers that fills all stages. Another is seldom better, as
-        seconds and penalty are both nearly proportional to how many layers have more bits.
+        seconds and penalty are both nearly proportional to how many layers have more bits. Comes last: bounds say nothing of mixtures.
         """
         if not (self._request.theta or self._request.penalty_bound):
             return
         dearer = np.roll(self._fits, -1)  # the next width of the same load
         runs = np.roll(self._room.min(axis=0), -1) > 0
-        is_last = np.arange(len(self._fits)) % self._each % self._columns.widths == self._columns.widths - 1
+        is_last = np.arange(len(self._fits)) % self._columns.widths == self._columns.widths - 1
         for chosen in self._in_parts(np.flatnonzero(self._fits & ~dearer & runs & ~is_last)):
             self._mix(chosen)
 
@@ -216,7 +224,7 @@ class _OfStages:
 
     @cached_property
     def _bounds(self) -> Floats:
-        """[ways x columns] Tokens a second that no deal of layers passes; 0 where nothing fits."""
+        """[ways x columns] Tokens a second that no deal of layers at one width passes; 0 where nothing fits."""
         found = np.zeros(len(self._fits))
         for part in self._in_parts(self._able):
             self.work += _WORK_OF_BOUND + round(part.size * self._count / _BOUNDS_PER_WORK)

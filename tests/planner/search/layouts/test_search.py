@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from itertools import combinations
 
 import msgspec
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strata_planner.errors import ClusterError, InfeasibleError, WorkloadError
-from strata_planner.question.cluster import Cluster, Node
+from strata_planner.question.cluster import Cluster, Link, LinkRate, Node
 from strata_planner.question.request import GoalName, Objective, PlanRequest
 from strata_planner.question.workload import Workload
 from strata_planner.search.layouts.goals import Deadlines, Goal
@@ -48,6 +49,17 @@ def priced(cluster: Cluster) -> Cluster:
         for node in cluster.nodes
     )
     return msgspec.structs.replace(cluster, nodes=nodes)
+
+
+def test_a_search_with_no_work_left_goes_on_until_something_holds_the_model() -> None:
+    """Four nodes near each other do not quite hold it: small layouts, which come first, are of those."""
+    zones = ("abcd", "efgh", "ijkl")
+    nodes = tuple(Node(name, (a_device(1, 1.05),)) for zone in zones for name in zone)
+    links = tuple(Link(*pair, gbps=10, latency_ms=0.1) for zone in zones for pair in combinations(zone, 2))
+    far = LinkRate(gbps=0.1, latency_ms=50)
+    cluster = msgspec.structs.replace(a_pool(a=1), nodes=nodes, links=links, default_link=far)
+    layout = best_layout(a_pool_request(cluster, tensor_parallel=(1,)), Wish(work=1e-9, thorough=False))
+    assert [len(each.order) for each in layout.replicas] == [6]
 
 
 @settings(max_examples=share(40), deadline=None)

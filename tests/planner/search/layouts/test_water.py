@@ -19,7 +19,7 @@ def test_all_layers_are_dealt_within_what_stages_hold(stages: list[tuple[float, 
     packed = cheapest_first(seconds, most, layers)
     even = level(seconds, np.zeros_like(seconds), most, layers)
     assert np.isclose(packed.sum(), layers)
-    assert even.sum() >= layers - 1e-6
+    assert np.isclose(even.sum(), layers)
     for dealt in (packed, even):
         assert (dealt <= most + 1e-9).all()
         assert (dealt >= np.minimum(1.0, most) - 1e-9).all()
@@ -27,6 +27,30 @@ def test_all_layers_are_dealt_within_what_stages_hold(stages: list[tuple[float, 
     at_least_one = even > 1 + 1e-9
     times = (even * seconds)[roomy & at_least_one]
     assert times.size == 0 or np.ptp(times) < 1e-6 * times.max()
+
+
+@given(
+    stages=st.lists(
+        st.tuples(st.floats(0.1, 10), st.integers(1, 40), st.sampled_from([0.0, 1.0, 5.0, 60.0])),
+        min_size=1,
+        max_size=6,
+    ),
+    share=st.floats(0.1, 1.0),
+)
+def test_seconds_beside_layers_are_levelled_too(stages: list[tuple[float, int, float]], share: float) -> None:
+    """Who has one layer and no more may take longer, who is full less; all others take equally long."""
+    seconds, most, fixed = (np.array([[each[i]] for each in stages], dtype=float) for i in range(3))
+    layers = max(len(stages), int(share * most.sum()))
+    even = level(seconds, fixed, most, layers)
+    assert np.isclose(even.sum(), layers)
+    assert ((even >= 1 - 1e-9) & (even <= most + 1e-9)).all()
+    times = even * seconds + fixed
+    full, least = even > most - 1e-9, even < 1 + 1e-9
+    between = times[~full & ~least]
+    if between.size:
+        assert np.ptp(between) <= 1e-6 * between.max()
+        assert (times[full & ~least] <= between.max() * (1 + 1e-6)).all()
+        assert (times[least & ~full] >= between.min() * (1 - 1e-6)).all()
 
 
 @given(stages=STAGES, share=st.floats(0.3, 1.0), parts=st.integers(1, 6))
