@@ -23,6 +23,7 @@ Indices = npt.NDArray[np.intp]
 _NEAR = 0.8  # of the best way to run a load with layers dealt evenly: only those are dealt otherwise too, which seldom gains a tenth
 _SURE = 1.01  # by which a bound may be passed: steady states are told to within less
 _AT_ONCE = 1 << 15  # stages times columns, about what fits a processor's cache
+_MOST_AT_ONCE = 1 << 20  # of which tables are there together: ten arrays of 8 MiB
 _FEW = 4096  # stages times columns, which are estimated sooner than bounded
 # Of ways of as many stages, of looking at them at some loads, and of each of these: as `Ways.work` counts.
 _WORK_BESIDE, _WORK_OF_STEADY, _WORK_OF_BOUND, _PER_WORK, _BOUNDS_PER_WORK = 700, 1400, 700, 2.5, 10
@@ -52,10 +53,7 @@ class Ways:
 
     def __init__(self, stages: Stages, ways: Sequence[Way]) -> None:
         self._stages, self._ways = stages, ways
-        places: dict[int, list[int]] = {}
-        for place, way in enumerate(ways):
-            places.setdefault(len(way.order), []).append(place)
-        self._alike = [_OfStages(stages, [ways[place] for place in each], each) for each in places.values()]
+        self._alike = [_OfStages(stages, [ways[place] for place in each], each) for each in _together(stages, ways)]
         self._work_alone = 0
 
     @property
@@ -88,6 +86,16 @@ class Ways:
         found = one.estimate()
         self._work_alone += one.work
         return found
+
+
+def _together(stages: Stages, ways: Sequence[Way]) -> Iterator[list[int]]:
+    """Places of ways of as many stages, of many so many as memory takes."""
+    places: dict[int, list[int]] = {}
+    for place, way in enumerate(ways):
+        places.setdefault(len(way.order), []).append(place)
+    for count, each in places.items():
+        size = max(1, _MOST_AT_ONCE // (count * len(stages.columns(count).width)))
+        yield from (each[at : at + size] for at in range(0, len(each), size))
 
 
 class _OfStages:

@@ -46,13 +46,17 @@ REQUESTS = {
 }
 
 
-def estimate(request: PlanRequest, composition: Composition, few: int) -> Estimate:
-    """Ways of no more than so many stages times columns are all looked at."""
+def ways_of(request: PlanRequest, composition: Composition) -> Ways:
     pipelines = Pipelines(request, Pool(request.cluster))
-    tried = Ways(pipelines.stages, [pipelines._way(option) for option in pipelines.options(composition)])
+    return Ways(pipelines.stages, [pipelines._way(option) for option in pipelines.options(composition)])
+
+
+def estimate(request: PlanRequest, composition: Composition, few: int, most: int = 1 << 20) -> Estimate:
+    """Ways of no more than `few` stages times columns are all looked at, and up to `most` together."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ways, "_FEW", few)
-        return tried.estimate()
+        patch.setattr(ways, "_MOST_AT_ONCE", most)
+        return ways_of(request, composition).estimate()
 
 
 @pytest.mark.parametrize("name", REQUESTS)
@@ -70,8 +74,14 @@ def test_what_is_left_out_is_no_better(name: str, composition: Composition) -> N
 @given(composition=COMPOSITIONS)
 def test_no_way_passes_its_bound(name: str, composition: Composition) -> None:
     """At one width; mixtures of two are offered in the end."""
-    pipelines = Pipelines(REQUESTS[name], Pool(REQUESTS[name].cluster))
-    tried = Ways(pipelines.stages, [pipelines._way(option) for option in pipelines.options(composition)])
-    for each in tried._alike:
+    for each in ways_of(REQUESTS[name], composition)._alike:
         each.offer_all()
         assert (each.best_rates <= each.most * ways._SURE).all()
+
+
+@settings(max_examples=share(15, 3), deadline=None)
+@given(composition=COMPOSITIONS)
+def test_together_ways_are_as_good_as_one_by_one(composition: Composition) -> None:
+    together, apart = (estimate(REQUESTS["several widths"], composition, 1 << 60, most) for most in (1 << 20, 1))
+    assert together.rates.tolist() == apart.rates.tolist()
+    assert (together.places.tolist(), together.splits) == (apart.places.tolist(), apart.splits)
