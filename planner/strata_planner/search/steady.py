@@ -51,7 +51,7 @@ class Load:
 @dataclass(frozen=True)
 class StageSteps:
     """Seconds. Arrays [stages, loads]: `decode` of a step that only decodes, `prompts` what a chunk of prompts adds to it, `send` and
-    `send_prompts` how long they keep the link to the next stage busy. `latency`, or [stages, 1]: until what was sent is there. `varies`, likewise:
+    `send_prompts` how long they keep the link to the next stage busy. `latency`, [stages, loads] or [stages, 1]: until what was sent is there. `varies`, likewise:
     a stage's `DeviceProfile.step_variation`. `begun`: what any prompt adds to a step, however few of its tokens, of the seconds that a chunk adds.
     """
 

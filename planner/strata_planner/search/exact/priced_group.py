@@ -49,7 +49,9 @@ class Pricing:
     latencies: Latencies
     phases: Phases
     units: Mapping[Unit, int]
-    _working: dict[tuple[StepShape, Storage, bool, Portion], WorkingMemory] = field(default_factory=dict)
+    _working: dict[tuple[StepShape, Storage, bool, Portion], WorkingMemory] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def working(self, pair: Pair, storage: Storage, portion: Portion, *, head: bool) -> WorkingMemory:
         """Of a device with such a portion, beside weights and KV."""

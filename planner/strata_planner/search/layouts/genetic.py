@@ -22,7 +22,7 @@ Genome = tuple[Composition, ...]
 
 POPULATION = 24
 _FIRST_SHOWN = 100  # mutations
-_WORK_OF_JUDGING = 40  # of each replica, about a microsecond each
+_WORK_OF_JUDGING = 40  # a replica, in microseconds about
 _ROOMS = (1.02, 1.15, 1.4, 2.0)  # times the model's bytes: what replicas of the first layouts have
 
 
@@ -30,7 +30,8 @@ _ROOMS = (1.02, 1.15, 1.4, 2.0)  # times the model's bytes: what replicas of the
 class Limits:
     """`stall`: mutations without a better layout that end the search; `work`: of the pipelines, by their own count."""
 
-    latest: float  # by time.monotonic; a safety: the same question has the same answer only where it does not cut
+    # By time.monotonic; a safety: the same question has the same answer only where it does not cut. It does not before something holds the model.
+    latest: float
     mutations: int = 40_000
     stall: int = 4_000
     work: float = math.inf
@@ -110,7 +111,8 @@ class Genetic:
         yield from found
         holds = any(each.serving for each in found)
         for genome in large:
-            if holds and self.pipelines.work >= limits.work:
+            if holds and (self.pipelines.work >= limits.work or time.monotonic() >= limits.latest):
+                self.was_cut |= self.pipelines.work < limits.work
                 return
             one = self._individual(genome)
             holds |= bool(one.serving)

@@ -13,8 +13,8 @@ _HALVINGS = 8  # of the span between both ends
 
 
 def level(seconds: Floats, fixed: Floats, most: Floats, layers: int) -> Floats:
-    """Water-filling: the slowest stage is as quick as it can be, every stage has at least one layer where it holds one. All of them where stages hold
-    so many.
+    """Water-filling: the slowest stage is as quick as it can be, every stage has at least one layer where it holds one. All layers are dealt, of no
+    fewer than stages, where stages hold so many.
     """
     least, speed = np.minimum(1.0, most), 1 / seconds
     held, at = np.zeros(most.shape, dtype=bool), most
@@ -29,7 +29,7 @@ def level(seconds: Floats, fixed: Floats, most: Floats, layers: int) -> Floats:
         low, full = ~held & (wanted < least) & (too_many > 0), ~held & (wanted > most) & (too_many < 0)
         if not (low.any() or full.any()):
             break
-        at = np.where(low, least, np.where(full, most, at))
+        at = np.where(low, least, at)
         held |= low | full
     return dealt
 

@@ -6,7 +6,7 @@ out together: arrays are [stages, ways x columns] (`stages.Columns`), few of whi
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -20,10 +20,11 @@ from strata_planner.search.steady import Load, StageSteps, long_rounds, steady
 
 Indices = npt.NDArray[np.intp]
 
-_NEAR = 0.8  # of the best way to run a load with layers dealt evenly: only those are dealt otherwise too, which seldom gains a tenth
+# Of the best that a way makes of a load with layers dealt evenly: only what is so near is dealt otherwise too, which seldom gains a tenth.
+_NEAR = 0.8
 _SURE = 1.01  # by which a bound may be passed: steady states are told to within less
 _AT_ONCE = 1 << 15  # stages times columns, about what fits a processor's cache
-_MOST_AT_ONCE = 1 << 20  # of which tables are there together: ten arrays of 8 MiB
+_MOST_AT_ONCE = 1 << 20  # of which tables are there together: a dozen arrays of 8 MiB
 _FEW = 4096  # stages times columns, which are estimated sooner than bounded
 # Of ways of as many stages, of looking at them at some loads, and of each of these: as `Ways.work` counts.
 _WORK_BESIDE, _WORK_OF_STEADY, _WORK_OF_BOUND, _PER_WORK, _BOUNDS_PER_WORK = 700, 1400, 700, 2.5, 10
@@ -53,7 +54,10 @@ class Ways:
 
     def __init__(self, stages: Stages, ways: Sequence[Way]) -> None:
         self._stages, self._ways = stages, ways
-        self._alike = [_OfStages(stages, [ways[place] for place in each], each) for each in _together(stages, ways)]
+        sizes = (len(way.order) * len(stages.columns(len(way.order)).width) for way in ways)
+        self._is_lean = sum(sizes) > _MOST_AT_ONCE
+        together = (_OfStages(stages, [ways[place] for place in each], each) for each in _together(stages, ways))
+        self._alike = list(self._in_turn(together))
         self._work_alone = 0
 
     @property
@@ -64,21 +68,28 @@ class Ways:
         """For each number of sequences in flight; of equals the first."""
         known = np.zeros(len(self._stages.rungs))
         many = [each for each in self._alike if each.is_large]
-        most = np.max([each.most for each in many], axis=0) if many else known
-        for each in self._alike:
+        most = np.max([each.most for each in self._in_turn(many)], axis=0) if many else known
+        for each in self._in_turn(self._alike):
             if each.is_large:
                 each.offer_best(most)
             else:
                 each.offer_all()
             known = np.maximum(known, each.best_rates)
-        for each in many:
+        for each in self._in_turn(many):
             each.offer_even(known)
             known = np.maximum(known, each.best_rates)
-        for each in many:
+        for each in self._in_turn(many):
             each.offer_uneven(known)
-        for each in self._alike:
+        for each in self._in_turn(self._alike):
             each.offer_mixed()
         return _best([each.of_rungs() for each in self._alike], len(known))
+
+    def _in_turn(self, alike: Iterable["_OfStages"]) -> Iterator["_OfStages"]:
+        """Only one of which has its tables, where all of them are too large."""
+        for each in alike:
+            yield each
+            if self._is_lean:
+                each.forget()
 
     def alone(self, place: int) -> Estimate:
         """Of one of them at all loads, whatever others do there."""
@@ -89,7 +100,7 @@ class Ways:
 
 
 def _together(stages: Stages, ways: Sequence[Way]) -> Iterator[list[int]]:
-    """Places of ways of as many stages, of many so many as memory takes."""
+    """Places of ways of as many stages, of many so many that their tables are no larger than wished."""
     places: dict[int, list[int]] = {}
     for place, way in enumerate(ways):
         places.setdefault(len(way.order), []).append(place)
@@ -106,16 +117,23 @@ class _OfStages:
         self._count, self._places = len(ways[0].order), np.array(places)
         self._columns = stages.columns(self._count)
         self._each = len(self._columns.width)
-        self._steps, self._room = _steps(stages, ways, self._each)
-        layers = self._request.model.num_layers
-        self._most = np.minimum(np.floor(self._room), layers)
-        fits = (self._most.sum(axis=0) >= layers) & (self._most.min(axis=0) >= 1)
+        self._ways, layers = ways, self._request.model.num_layers
+        fits = (self._tables.most.sum(axis=0) >= layers) & (self._tables.most.min(axis=0) >= 1)
         self._fits = fits & np.tile(self._columns.worth, len(ways))
         self._rates, self._seconds, self._penalties = (np.zeros(len(self._fits)) for _ in range(3))
         self._able = np.flatnonzero(
             self._fits & np.tile(self._penalty[self._columns.width] <= self._most_penalty, len(ways))
         )
         self.work = _WORK_BESIDE
+
+    @cached_property
+    def _tables(self) -> "_Tables":
+        steps, room = _steps(self._stages, self._ways, self._each)
+        return _Tables(steps, room, np.minimum(np.floor(room), self._request.model.num_layers))
+
+    def forget(self) -> None:
+        """The tables, which are made anew when they are asked for."""
+        self.__dict__.pop("_tables", None)
 
     @property
     def best_rates(self) -> Floats:
@@ -169,7 +187,7 @@ class _OfStages:
         if not (self._request.theta or self._request.penalty_bound):
             return
         dearer = np.roll(self._fits, -1)  # the next width of the same load
-        runs = np.roll(self._room.min(axis=0), -1) > 0
+        runs = np.roll(self._tables.room.min(axis=0), -1) > 0
         is_last = np.arange(len(self._fits)) % self._columns.widths == self._columns.widths - 1
         for chosen in self._in_parts(np.flatnonzero(self._fits & ~dearer & runs & ~is_last)):
             self._mix(chosen)
@@ -213,10 +231,10 @@ class _OfStages:
 
     def _offer(self, chosen: Indices, deals: Sequence["_Deal"]) -> None:
         for part in self._in_parts(chosen):
-            dealt = self._dealt(self._steps.at(part), part, deals)
+            dealt = self._dealt(self._tables.steps.at(part), part, deals)
             again = np.tile(part, len(dealt))
             penalty = self._request.theta * self._penalty[self._width(again)]
-            self._keep(part, self._load(again), self._steps.at(again).of(np.concatenate(dealt, axis=1)), penalty)
+            self._keep(part, self._load(again), self._tables.steps.at(again).of(np.concatenate(dealt, axis=1)), penalty)
 
     def _keep(self, chosen: Indices, load: Load, steps: StageSteps, penalty: Floats) -> None:
         """Where it is better than what was; of each of `chosen` as many as there are deals. `penalty`: what bits cost, in seconds of the batch."""
@@ -237,13 +255,15 @@ class _OfStages:
         for part in self._in_parts(self._able):
             self.work += _WORK_OF_BOUND + round(part.size * self._count / _BOUNDS_PER_WORK)
             load = self._load(part)
-            requests = _most_requests(self._steps.at(part), load, self._most[:, part], self._request.model.num_layers)
+            requests = _most_requests(
+                self._tables.steps.at(part), load, self._tables.most[:, part], self._request.model.num_layers
+            )
             penalty = self._request.theta * self._penalty[self._width(part)]
             found[part] = load.in_flight * load.output_tokens / (load.in_flight / requests + penalty)
         return found
 
     def _mix(self, chosen: Indices) -> None:
-        room, layers = self._room, self._request.model.num_layers
+        room, layers = self._tables.room, self._request.model.num_layers
         low, high = (room[:, at].sum(axis=0) for at in (chosen, chosen + 1))
         whole = np.floor(room[:, chosen]).sum(axis=0)  # a part of a layer that is left in a stage is left
         share = np.floor(layers * np.clip((whole / layers - 1) / np.maximum(low / high - 1, 1e-9), 0.0, 1.0)) / layers
@@ -254,7 +274,7 @@ class _OfStages:
         if not chosen.size:
             return
         load, dealt = self._load(chosen), np.maximum(1.0, room[:, chosen] * (layers / low[kept]))
-        cheap, dear = self._steps.at(chosen).of(dealt), self._steps.at(chosen + 1).of(dealt)
+        cheap, dear = self._tables.steps.at(chosen).of(dealt), self._tables.steps.at(chosen + 1).of(dealt)
         self._keep(chosen, load, cheap.towards(dear, share), self._request.theta * penalty)
 
     @cached_property
@@ -269,7 +289,7 @@ class _OfStages:
 
     def _dealt(self, steps: "_Steps", chosen: Indices, deals: Sequence["_Deal"]) -> list[Floats]:
         """Layers of the stages."""
-        layers, most, load = self._request.model.num_layers, self._most[:, chosen], self._load(chosen)
+        layers, most, load = self._request.model.num_layers, self._tables.most[:, chosen], self._load(chosen)
         _, long = long_rounds(load, load.in_flight, load.prompt_steps)
         # What a request takes of a step's seconds, over all the steps that it is part of.
         a_request = load.output_tokens / self._columns.decode_size[chosen % self._each]
@@ -291,6 +311,14 @@ def _cheapest(work: Floats, _: Floats, most: Floats, layers: int, __: Floats) ->
 
 
 _UNEVENLY: tuple[_Deal, ...] = (_cheapest, capped)
+
+
+class _Tables(NamedTuple):
+    """`room`: layers that each stage holds [stages, ways x columns], as a fraction; `most`: whole ones, of the model's."""
+
+    steps: "_Steps"
+    room: Floats
+    most: Floats
 
 
 class _Steps:

@@ -51,6 +51,22 @@ def test_seconds_beside_layers_are_levelled_too(stages: list[tuple[float, int, f
         assert np.ptp(between) <= 1e-6 * between.max()
         assert (times[full & ~least] <= between.max() * (1 + 1e-6)).all()
         assert (times[least & ~full] >= between.min() * (1 - 1e-6)).all()
+    elif (full & ~least).any() and (least & ~full).any():
+        assert times[full & ~least].max() <= times[least & ~full].min() * (1 + 1e-6)
+
+
+@given(
+    loads=st.lists(st.lists(st.tuples(st.floats(0.1, 10), st.integers(2, 40)), min_size=3, max_size=3), min_size=2),
+    share=st.floats(0.2, 1.0),
+)
+def test_loads_are_levelled_each_by_itself(loads: list[list[tuple[float, int]]], share: float) -> None:
+    seconds, most = (np.array([[stage[i] for stage in load] for load in loads], dtype=float).T for i in (0, 1))
+    layers = max(3, int(share * most.sum(axis=0).min()))
+    fixed = 5 * seconds[::-1]
+    together = level(seconds, fixed, most, layers)
+    for at in range(len(loads)):
+        one = (each[:, at : at + 1] for each in (seconds, fixed, most))
+        assert np.allclose(together[:, at : at + 1], level(*one, layers))
 
 
 @given(stages=STAGES, share=st.floats(0.3, 1.0), parts=st.integers(1, 6))
