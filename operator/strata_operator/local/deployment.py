@@ -209,12 +209,18 @@ class LocalDeployment:
             with suppress(asyncio.CancelledError):
                 await waiting
 
+    def _look_at(self, service: Service) -> None:
+        """Its process has started or ended. What one that has ended said last is forgotten before there is another: at the same port it would pass for its word."""
+        if service.control is None:
+            self._links.forget(service.name)
+        self._changed.set()
+
     async def _keep_alive(self, service: Service, launcher: Launcher) -> None:
         """As long as that is of use. A slot that ends again and again is taken over by the others, and tried again later."""
         retries = Backoff()
         while True:
             try:
-                await service.keep_alive(launcher, self._changed.set)
+                await service.keep_alive(launcher, lambda: self._look_at(service))
             except CrashedError:
                 if service is self._gateway or not self._lets_go(service.name):
                     raise

@@ -373,6 +373,29 @@ async def test_a_slot_may_be_killed_any_number_of_times_once_it_has_served(tmp_p
             await deployment.ready()
 
 
+async def test_what_an_ended_process_said_is_not_taken_for_the_word_of_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long the deployment is busy with something else while one ends and another is there, at the same port."""
+    busy, free = asyncio.Event(), asyncio.Event()
+
+    async def be_busy() -> None:
+        busy.set()
+        await free.wait()
+
+    async with running(tmp_path) as deployment:
+        monkeypatch.setattr(deployment, "_give_orders", be_busy)
+        deployment._changed.set()
+        await busy.wait()
+        killed = deployment.pids["b"]
+        os.kill(killed, signal.SIGKILL)
+        await until(lambda: deployment.pids.get("b", killed) != killed, "another process of b")
+        assert "b" not in deployment.slot_statuses
+        assert not deployment._slots["b"].has_served
+        free.set()
+        await until(lambda: in_epoch(deployment, 2), "formed anew")
+
+
 async def test_a_start_that_nobody_waits_for_any_more_hurts_nothing(tmp_path: Path) -> None:
     """As of a slot that has just ended when everything does."""
     launcher = Launcher(begin(tmp_path / "launcher.log", PROGRAMS.launcher))
