@@ -53,6 +53,7 @@ from strata_planner.question.workload import Workload
 from strata_runtime.wire.client import LeaderClient, PipelineClient, greedy
 
 LARGE_STEPS, RUNS = 6, 3
+STEPS_BEFORE = 500  # of streams, before a prompt comes
 DRAFTING = (1, 4, 16, 64)
 HEAD_TOKENS = 2
 ASKED_ABOUT = ("textwrap.dedent", "os.path.join", "json.dumps", "shutil.copytree", "heapq.heappush", "random.shuffle")
@@ -173,19 +174,21 @@ def measure_small(asked: Asked) -> tuple[float, float, float]:
     return idle, seconds, step
 
 
-def measure_stall(asked: Asked) -> tuple[float, float]:
-    """The longest gap of running streams from when a prompt comes until its first token, and the median gap before, seconds."""
+def measure_stall(asked: Asked) -> tuple[float, float, float]:
+    """The longest gap of running streams from when a prompt comes until its first token; the median gap before, and the longest of as many there: what the
+    machine does by itself. Seconds.
+    """
     streams = asked.names("stream", STREAMS)
     heard = Heard()
     asked.send(greedy(name, prompt_of(64, seed), 2000, salt=name) for seed, name in enumerate(streams))
-    asked.listen(heard, lambda: min(len(heard.moments.get(name, ())) for name in streams) >= 40)
+    asked.listen(heard, lambda: min(len(heard.moments.get(name, ())) for name in streams) >= STEPS_BEFORE)
     (large,) = asked.names("beside", 1)
     sent = asked.send([greedy(large, prompt_of(BESIDE), 1, salt=large)])
     asked.listen(heard, lambda: large in heard.moments)
     asked.end(streams)
     before = [gap for name in streams for gap in heard.gaps(name, 0.0, sent)]
     during = [gap for name in streams for gap in heard.gaps(name, sent, heard.first(large))]
-    return max(during), statistics.median(before)
+    return max(during), statistics.median(before), max(before[-len(during) :])
 
 
 def measure_stages(model: Path, stages: int) -> list[Row]:
@@ -199,7 +202,7 @@ def measure_stages(model: Path, stages: int) -> list[Row]:
         measure_prefix(asked)
         shared, apart = _medians(lambda: measure_prefix(asked))
         idle, behind, step = _medians(lambda: measure_small(asked))
-        longest, median = _medians(lambda: measure_stall(asked))
+        longest, median, by_itself = _medians(lambda: measure_stall(asked))
         chats = plan(model, stages, Workload(CHAT_TOKENS, 256, CHATS), CHAT_LENGTH)
         running = measure_chats(Asked(client.serve(chats), list(slots.values())))
     return [
@@ -216,6 +219,7 @@ def measure_stages(model: Path, stages: int) -> list[Row]:
             lower_is_better=True,
         ),
         _under(f"stall{mark}", longest, f"s, {BESIDE:,} tokens come", "median step", median, 2),
+        Row(f"stall_by_itself{mark}", by_itself, "s, no prompt comes", "median step", median, by_itself / median),
     ]
 
 

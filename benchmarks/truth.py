@@ -2,7 +2,7 @@
 
 `python -m benchmarks.truth [--json FILE] [--runs 3]`: some minutes on two quiet cores. Everything is planned from `strata_runtime.measuring.measure` of
 this machine alone, no profile of the model; then it serves through the gateway, and the planned load is sent. The processor is measured anew
-for each run, so that the prediction and the run meet the same machine: its speed drifts.
+after each run, as its speed drifts: a run is set beside the mean of what its plan predicts of the processor before it and after it.
 """
 
 import argparse
@@ -26,6 +26,9 @@ from strata_operator.commands.inputs import read_question
 from strata_operator.demo import CLUSTER, DEPLOYMENT, measured_tokens_per_second, options_of
 from strata_operator.local.machine import with_measured_rates
 from strata_operator.local.run import log_folder, serve
+from strata_planner.contract.plan import Plan
+from strata_planner.question.request import PlanRequest
+from strata_planner.replan.running import running_replicas
 from strata_planner.search.planning import make_plan
 from strata_runtime.model.random_model import make_random_model
 
@@ -69,19 +72,19 @@ RANDOM_MODELS = (
 
 @dataclass(frozen=True)
 class Seen:
-    """Tokens a second of one run."""
+    """Tokens a second of one run, and those that its plan predicts of the processor as it was before and after."""
 
-    predicted: float
+    before: float
+    after: float
     measured: float
 
     @property
     def ratio(self) -> float:
-        return self.measured / self.predicted
+        return self.measured / statistics.mean((self.before, self.after))
 
 
 def see(deployment_file: Path, cluster_file: Path | None) -> Seen:
-    """As `strata up` plans and runs it."""
-    with_measured_rates(read_question(deployment_file, cluster_file, measure=False).cluster, fresh=True)  # and kept
+    """As `strata up` plans and runs it with what was measured last."""
     question = read_question(deployment_file, cluster_file, measure=True)
     plan = make_plan(question.request).plan
 
@@ -90,7 +93,22 @@ def see(deployment_file: Path, cluster_file: Path | None) -> Seen:
             return await measured_tokens_per_second(deployment, question.request.workload)
 
     with log_folder(None) as logs:
-        return Seen(plan.prediction.tokens_per_second, asyncio.run(served(logs)))
+        measured = asyncio.run(served(logs))
+    measure_anew(deployment_file, cluster_file)
+    after = predicted(plan, read_question(deployment_file, cluster_file, measure=True).request)
+    return Seen(plan.prediction.tokens_per_second, after, measured)
+
+
+def measure_anew(deployment_file: Path, cluster_file: Path | None) -> None:
+    """And keep it."""
+    with_measured_rates(read_question(deployment_file, cluster_file, measure=False).cluster, fresh=True)
+
+
+def predicted(plan: Plan, request: PlanRequest) -> float:
+    """Tokens a second, under the request's costs."""
+    replicas = running_replicas(request, plan)
+    assert len(replicas) == len(plan.replicas), "it fits where it has run"
+    return sum(each.prediction.tokens_per_second for each in replicas)
 
 
 def cases(folder: Path) -> Iterator[tuple[str, Path, Path | None]]:
@@ -132,15 +150,17 @@ def write_tokenizer(folder: Path, vocabulary: int) -> None:
 def run_all(runs: int) -> list[Row]:
     rows = []
     table = Table(title="measured over predicted tokens/s", title_justify="left")
-    for column in ("", "predicted", "measured", "ratios"):
+    for column in ("", "predicted before", "and after", "measured", "ratios"):
         table.add_column(column)
     with tempfile.TemporaryDirectory() as folder:
         for name, deployment, cluster in cases(Path(folder)):
+            measure_anew(deployment, cluster)
             seen = [see(deployment, cluster) for _ in range(runs)]
             ratios = [each.ratio for each in seen]
             table.add_row(
                 name,
-                _listed([each.predicted for each in seen], "{:.0f}"),
+                _listed([each.before for each in seen], "{:.0f}"),
+                _listed([each.after for each in seen], "{:.0f}"),
                 _listed([each.measured for each in seen], "{:.0f}"),
                 _listed(ratios, "{:.2f}"),
             )

@@ -157,11 +157,14 @@ def _memory(
 ) -> StageMemory:
     """Of the device that the group looks at."""
     first, head = part.stage == 0, part.stage == len(found.candidate.order) - 1
-    rank, portion = pricer.rank(group), portion_on(group)
+    rank = pricer.rank(group)
     formats = [pricer.formats(group)[bits] for bits in part.bits]
     weights = sum(
         layer_weights_bytes(
-            portion_of(request.model.layers[index], portion), name, request.compute_type, request.served_speculation
+            portion_of(request.model.layers[index], rank.portion),
+            name,
+            request.compute_type,
+            request.served_speculation,
         )
         for index, name in zip(part.layers, formats, strict=True)
     )

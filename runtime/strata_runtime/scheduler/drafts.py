@@ -2,15 +2,24 @@
 
 Prompt lookup (Saxena 2023) finds where the last few tokens stood before and proposes what followed there. `Recent` does the same in the answers
 that were given lately (as SuffixDecoding, arXiv 2411.04975, without its counts): agents and edits repeat themselves. A wrong guess costs rows of a step and changes no text.
-Searches go over packed tokens: some 20 microseconds for 2,000 of them that hold nothing of the kind, 150 for 16,000.
+A sequence's own text is searched as packed tokens: some 20 microseconds for 2,000 of them that hold nothing of the kind, 150 for 16,000. Recent answers, which every
+sequence asks for, are looked up by what stands in them: a microsecond however many there are.
 """
 
 from array import array
 from collections.abc import Sequence
+from typing import Protocol
 
 LONGEST, SHORTEST = 4, 2  # of the last tokens: how many must have stood together before, the more the better
 _TOKEN_BYTES = array("I").itemsize
-MOST_RECENT = 1 << 14  # tokens of answers that are remembered
+MOST_RECENT = 1 << 14  # tokens of answers that are remembered at the least, and at most twice as many
+
+
+class Searched(Protocol):
+    """What guesses are looked up in."""
+
+    def after(self, pattern: bytes, most: int) -> list[int]:
+        """At most so many tokens that followed the newest place of packed tokens that something follows."""
 
 
 class Text:
@@ -29,12 +38,7 @@ class Text:
     def last(self, count: int) -> bytes:
         return bytes(self._packed[-count * _TOKEN_BYTES :])
 
-    def forget(self, count: int) -> None:
-        """The first tokens."""
-        del self._packed[: count * _TOKEN_BYTES]
-
     def after(self, pattern: bytes, most: int) -> list[int]:
-        """What followed the newest place of a pattern that something follows."""
         packed, end = self._packed, len(self._packed) - 1
         while (place := packed.rfind(pattern, 0, end)) >= 0:
             if place % _TOKEN_BYTES == 0:
@@ -44,7 +48,7 @@ class Text:
         return []
 
 
-def lookup(own: Text, others: Sequence[Text], most: int) -> list[int]:
+def lookup(own: Text, others: Sequence[Searched], most: int) -> list[int]:
     """At most so many tokens that followed the end of `own` before, in itself or in others: the longest match counts, its own first."""
     for count in range(min(LONGEST, len(own)), SHORTEST - 1, -1):
         pattern = own.last(count)
@@ -55,13 +59,40 @@ def lookup(own: Text, others: Sequence[Text], most: int) -> list[int]:
 
 
 class Recent:
-    """The answers that were given last, one behind the other."""
+    """The answers that were given last: as many as there is room for since the room was last full, and those before."""
 
     def __init__(self, most: int = MOST_RECENT) -> None:
         self._most = most
-        self.text = Text()
+        self._newer, self._older = _Answers(), _Answers()
 
     def add(self, answer: Sequence[int]) -> None:
-        self.text.extend(answer[-self._most :])
-        if len(self.text) > 2 * self._most:  # seldom, since all that stays is moved
-            self.text.forget(len(self.text) - self._most)
+        kept = answer[-self._most :]
+        if len(self._newer) + len(kept) > self._most:
+            self._newer, self._older = _Answers(), self._newer
+        self._newer.add(kept)
+
+    def after(self, pattern: bytes, most: int) -> list[int]:
+        return self._newer.after(pattern, most) or self._older.after(pattern, most)
+
+
+class _Answers:
+    """One behind the other, and where each of the patterns in them ended last."""
+
+    def __init__(self) -> None:
+        self._packed = bytearray()
+        self._ends: dict[bytes, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._packed) // _TOKEN_BYTES
+
+    def add(self, answer: Sequence[int]) -> None:
+        before, own = len(self._packed), array("I", answer).tobytes()
+        self._packed += own
+        for length in range(SHORTEST, LONGEST + 1):
+            size = length * _TOKEN_BYTES
+            for end in range(size, len(own), _TOKEN_BYTES):  # what nothing follows is left out
+                self._ends[own[end - size : end]] = before + end
+
+    def after(self, pattern: bytes, most: int) -> list[int]:
+        end = self._ends.get(pattern)
+        return [] if end is None else array("I", self._packed[end : end + most * _TOKEN_BYTES]).tolist()

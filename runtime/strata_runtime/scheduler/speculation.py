@@ -166,8 +166,8 @@ class Speculation:
         room = self.room(len(sequences))
         looked_up = [each for each in sequences if not each.is_drafted]
         is_auto = self._wish.mode == "auto"
-        count = self._best(looked_up, room) if is_auto and looked_up else self._wish.tokens
         credit = max(0, int(self._credit.rows)) if is_auto else room
+        count = self._best(looked_up, room) if is_auto and looked_up and credit else self._wish.tokens
         for each in sequences:
             most = each.goal if each.is_drafted else min(count, credit)
             each.taken = min(most, len(each.next), room)
@@ -203,7 +203,7 @@ class Speculation:
         guesses.rest -= 1
         if most <= 0 or guesses.rest > 0 or (guesses.right < _SELDOM and guesses.steps % _SELDOM_STEPS):
             return
-        others = (self._recent.text,) if self._wish.mode != "ngram" and guesses.shares else ()
+        others = (self._recent,) if self._wish.mode != "ngram" and guesses.shares else ()
         guesses.next = lookup(guesses.text, others, min(most, self._wish.tokens))
         guesses.misses = 0 if guesses.next else min(guesses.misses + 1, _LONGEST_REST)
         guesses.rest = min(_LONGEST_REST, (1 << guesses.misses) >> 1)

@@ -5,7 +5,7 @@ Called by the room's searches, which count the numbers they weigh, and by layout
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from strata_planner.search.exact.problem import StopReason
@@ -54,6 +54,10 @@ class Effort:
         """One of so many of what is left."""
         latest = time.monotonic() + self.seconds / parts
         return Effort(latest, (self.work - self.spent) / parts, whole=self)
+
+    def parts(self, count: int) -> Iterator["Effort"]:
+        """So many, each its part of what those before it have left when it is asked for."""
+        return (self.part(left) for left in range(count, 0, -1))
 
     def until(self, share: float) -> Callable[[], bool]:
         """Tells whether that share of what is left now has been taken: of the time only where work has no limit, for it is not the same each time."""

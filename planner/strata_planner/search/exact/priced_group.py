@@ -182,16 +182,26 @@ class PricedRank:
         request = pricing.request
         self.rates = Rates(group.profile, request.compute_type, request.kv_bits, group.own.name)
         self._low = frozenset(name for bits, name in formats.items() if bits < 16)
-        self._rooms: dict[tuple[Pair, bool, bool], Room] = {}
         self._beside: dict[tuple[StepShape, bool], _Beside] = {}
         self._drafters: dict[StepShape, int] = {}
         self._usable: dict[tuple[bool, bool], tuple[int, int]] = {}
 
     def room(self, pair: Pair, *, first: bool, head: bool) -> Room:
-        key = (pair, first, head)
-        if key not in self._rooms:
-            self._rooms[key] = self._room(pair, first=first, head=head)
-        return self._rooms[key]
+        """Beside what is there whatever the layers."""
+        dense, quantized, mixed = self._beside_weights(pair, head=head)
+        usable, further_kv = self._usable_bytes(first=first, head=head)
+        usable -= self.draft_bytes(pair, first=first, head=head)
+        least = min(dense.serving, quantized.serving)
+        parts_of_embedding = first and self._group.degree > 1  # a head reads the whole: such devices cannot lead one
+        none = parts_of_embedding and self._pricing.request.served_speculation.has_head
+        return Room(
+            capacity_bytes=-1 if none else usable - least - further_kv,
+            quantized_bytes=quantized.serving - least,
+            dense_bytes=dense.serving - least,
+            mixed_bytes=max(0, mixed.serving - max(quantized.serving, dense.serving)),
+            loading_capacity_bytes=usable - dense.loading,
+            loading_quantized_bytes=max(0, mixed.loading - dense.loading),
+        )
 
     def working(self, pair: Pair, formats: Iterable[FormatName], *, head: bool) -> WorkingMemory:
         """Of a stage whose layers are stored in `formats`."""
@@ -216,22 +226,6 @@ class PricedRank:
         model, latencies = self._pricing.request.model, self._pricing.latencies
         logits = latencies.head(model, self.rates, rows).seconds if rows else 0.0
         return latencies.step(model, self.rates, phase).seconds + logits * self.portion.fraction(model.vocab_size)
-
-    def _room(self, pair: Pair, *, first: bool, head: bool) -> Room:
-        dense, quantized, mixed = self._beside_weights(pair, head=head)
-        usable, further_kv = self._usable_bytes(first=first, head=head)
-        usable -= self.draft_bytes(pair, first=first, head=head)
-        least = min(dense.serving, quantized.serving)
-        parts_of_embedding = first and self._group.degree > 1  # a head reads the whole: such devices cannot lead one
-        none = parts_of_embedding and self._pricing.request.served_speculation.has_head
-        return Room(
-            capacity_bytes=-1 if none else usable - least - further_kv,
-            quantized_bytes=quantized.serving - least,
-            dense_bytes=dense.serving - least,
-            mixed_bytes=max(0, mixed.serving - max(quantized.serving, dense.serving)),
-            loading_capacity_bytes=usable - dense.loading,
-            loading_quantized_bytes=max(0, mixed.loading - dense.loading),
-        )
 
     def _usable_bytes(self, *, first: bool, head: bool) -> tuple[int, int]:
         """Without the tables; and what there is of KV beside that of layers."""

@@ -167,16 +167,15 @@ def _solved(
     request: PlanRequest, pipelines: Pipelines, patterns: list[Pattern], counts: list[int]
 ) -> tuple[tuple[int, SolvedReplica], ...]:
     """Each of the proofs may take its part of what those before it have left."""
-    found, effort = [], Effort.of(request.time_limit_seconds, _WORK_OF_PROOFS)
-    used = [(pattern, count) for pattern, count in zip(patterns, counts, strict=True) if count]
-    for left, (pattern, count) in zip(range(len(used), 0, -1), used, strict=True):
-        order = pipelines.order(pattern.pipeline.groups[pattern.rung])
-        pipeline, rung = pattern.pipeline, pattern.rung
-        one = nearly_solved(request, order, pipelines.stages.rungs[rung], pipeline.splits[rung])
-        if one is not None:
-            own = effort.part(left)
-            found.append((count, one if own.ended_by else proven(request, one, own)[0]))
-    return tuple(found)
+    effort, rungs = Effort.of(request.time_limit_seconds, _WORK_OF_PROOFS), pipelines.stages.rungs
+    used = [(each.pipeline, each.rung, count) for each, count in zip(patterns, counts, strict=True) if count]
+    near = [
+        (count, nearly_solved(request, pipelines.order(each.groups[rung]), rungs[rung], each.splits[rung]))
+        for each, rung, count in used
+    ]
+    held = [(count, one) for count, one in near if one is not None]
+    parts = effort.parts(len(held))
+    return tuple((count, proven(request, one, own)[0]) for (count, one), own in zip(held, parts, strict=True))
 
 
 def _placed(

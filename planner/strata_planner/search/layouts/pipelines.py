@@ -19,7 +19,7 @@ from strata_planner.search.layouts.groups import Group, Grouping, Groups, alike
 from strata_planner.search.layouts.pool import Composition, Pool
 from strata_planner.search.layouts.stages import EVENLY, Floats, Kind, Split, Stages
 from strata_planner.search.layouts.unlike import worth_a_try
-from strata_planner.search.layouts.ways import Indices, Way, Ways
+from strata_planner.search.layouts.ways import Estimate, Indices, Way, Ways
 
 
 @dataclass(frozen=True)
@@ -121,10 +121,9 @@ class Pipelines:
     def _evaluate(self, composition: Composition) -> Pipeline | None:
         given = self.only.get(composition)
         options = list(self.options(composition)) if given is None else [given]
-        ways = Ways(self.stages, [self._way(option) for option in options])
-        rates, seconds, penalties, places, splits = ways.estimate()
+        ways = [self._way(option) for option in options]
+        rates, seconds, penalties, places, splits = self._estimated(ways)
         curves = self._curves(ways, places) if self.curves else ()
-        self.spend(ways.work)
         if not rates.any():
             return None
         groups = tuple(options[place] if place >= 0 else () for place in places)
@@ -132,10 +131,16 @@ class Pipelines:
         tried = tuple(split or Split(1, EVENLY) for split in splits)
         return Pipeline(*told, groups, tried, curves, _hull(self.stages.rungs, rates))
 
-    def _curves(self, ways: Ways, places: Indices) -> tuple[Curve, ...]:
-        """Of those that are the best somewhere, the last of those rungs."""
+    def _estimated(self, ways: Sequence[Way]) -> Estimate:
+        made = Ways(self.stages, ways)
+        found = made.estimate()
+        self.spend(made.work)
+        return found
+
+    def _curves(self, ways: Sequence[Way], places: Indices) -> tuple[Curve, ...]:
+        """Of those that are the best somewhere, each alone; with the last of those rungs."""
         last = {int(place): rung for rung, place in enumerate(places) if place >= 0}
-        found = ((rung, ways.alone(place)) for place, rung in last.items())
+        found = ((rung, self._estimated([ways[place]])) for place, rung in last.items())
         return tuple(Curve(rung, tuple(each.rates.tolist()), tuple(each.seconds.tolist())) for rung, each in found)
 
     def _way(self, groups: Groups) -> Way:

@@ -390,13 +390,9 @@ class _Solver:
     def _prove(self, dealt: Sequence[tuple["_Key", SolvedReplica]], effort: Effort) -> None:
         """Alike replicas are solved once; each may take its part of what those before it have left."""
         alike = dict(dealt)
-        for left, (key, replica) in zip(range(len(alike), 0, -1), alike.items(), strict=True):
-            own = effort.part(left)
-            ended_by = own.ended_by
-            if ended_by is None:
-                self._exactly[key], ended_by = proven(self._request, replica, own)
-            self._proofs[key] = ended_by
-            self._genetic.was_cut |= ended_by is StopReason.TIME_LIMIT
+        for (key, replica), own in zip(alike.items(), effort.parts(len(alike)), strict=True):
+            self._exactly[key], self._proofs[key] = proven(self._request, replica, own)
+            self._genetic.was_cut |= self._proofs[key] is StopReason.TIME_LIMIT
 
     def _proven(self, dealt: Sequence[tuple["_Key", SolvedReplica]]) -> tuple[SolvedReplica, ...]:
         """With those that are kept."""

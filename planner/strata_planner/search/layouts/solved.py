@@ -87,6 +87,8 @@ def proven(request: PlanRequest, near: SolvedReplica, effort: Effort) -> tuple[S
     """These micro-batches with the split that is proven to be best by LLM-PQ's objective, where that is better by the metric too; and how the proof
     ended: SETTLED where only a price of the penalty keeps its bound, which proves nothing of other plans within it.
     """
+    if (ended_by := effort.ended_by) is not None:
+        return near, ended_by
     stops: list[StopReason] = []
     theta = request.theta
 

@@ -222,8 +222,8 @@ class Stages:
         self._pairs: list[Pair] = []
         # Of a pipeline of so many stages, the numbers of what its columns price.
         self._sizes: dict[int, npt.NDArray[np.intp]] = {}
-        self._rooms: dict[tuple[Kind, bool, bool], _Memo] = {}
-        self._seconds: dict[tuple[Kind, bool], _Memo] = {}
+        self._rooms: dict[tuple[PricedGroup, bool, bool], _Memo] = {}
+        self._seconds: dict[tuple[PricedGroup, bool], _Memo] = {}
         self._layer_bytes: dict[Portion, tuple[Floats, Floats]] = {}
 
     def columns(self, stages: int) -> Columns:
@@ -238,8 +238,8 @@ class Stages:
         key = (kind, stages, first, head)
         if key not in self._tables:
             columns, priced = self.columns(stages), self.pricers[0].priced(group)
-            rooms = self._rooms_of(kind, priced, self._sizes[stages], first=first, head=head)
-            seconds = self._seconds_of(kind, priced, self._sizes[stages], head=head)
+            rooms = self._rooms_of(priced, self._sizes[stages], first=first, head=head)
+            seconds = self._seconds_of(priced, self._sizes[stages], head=head)
             most = np.full(len(columns.width), np.inf)
             for rank, each in enumerate(priced.ranks):
                 for moment, size in enumerate(self._bytes_of_a_layer(each.portion)):
@@ -281,9 +281,7 @@ class Stages:
             self._pairs.append(pair)
         return number
 
-    def _rooms_of(
-        self, kind: Kind, group: PricedGroup, numbers: npt.NDArray[np.intp], *, first: bool, head: bool
-    ) -> Floats:
+    def _rooms_of(self, group: PricedGroup, numbers: npt.NDArray[np.intp], *, first: bool, head: bool) -> Floats:
         """[sizes, ranks, widths, 2] Bytes that are there for layers while serving, and while loading; none for layers of bits that the devices do not run."""
 
         def of(pair: Pair) -> list[list[tuple[float, float]]]:
@@ -293,12 +291,12 @@ class Stages:
                 for room in group.rooms(pair, first=first, head=head)
             ]
 
-        memo = self._rooms.setdefault((kind, first, head), _Memo(self._pairs, of))
+        memo = self._rooms.setdefault((group, first, head), _Memo(self._pairs, of))
         rooms, priced = memo.at(numbers)
         self.work += _WORK_OF_ROOM * priced * rooms[0].size // 2
         return rooms
 
-    def _seconds_of(self, kind: Kind, group: PricedGroup, numbers: npt.NDArray[np.intp], *, head: bool) -> Floats:
+    def _seconds_of(self, group: PricedGroup, numbers: npt.NDArray[np.intp], *, head: bool) -> Floats:
         """[sizes, 5, widths] What StageTable tells, rooms left out."""
         widths, layers = self.request.bits, self.request.model.num_layers
 
@@ -309,7 +307,7 @@ class Stages:
             beside = ([seconds] * len(widths) for seconds in fixed)
             return [*of_layers, *beside, [begun.get(bits, 0.0) / layers for bits in widths]]
 
-        memo = self._seconds.setdefault((kind, head), _Memo(self._pairs, of))
+        memo = self._seconds.setdefault((group, head), _Memo(self._pairs, of))
         seconds, priced = memo.at(numbers)
         self.work += _WORK_OF_SECONDS * priced * len(widths)
         return seconds

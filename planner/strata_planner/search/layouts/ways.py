@@ -54,15 +54,13 @@ class Ways:
 
     def __init__(self, stages: Stages, ways: Sequence[Way]) -> None:
         self._stages, self._ways = stages, ways
-        sizes = (len(way.order) * len(stages.columns(len(way.order)).width) for way in ways)
-        self._is_lean = sum(sizes) > _MOST_AT_ONCE
+        self._is_lean = sum(_size(stages, len(way.order)) for way in ways) > _MOST_AT_ONCE
         together = (_OfStages(stages, [ways[place] for place in each], each) for each in _together(stages, ways))
         self._alike = list(self._in_turn(together))
-        self._work_alone = 0
 
     @property
     def work(self) -> int:
-        return self._work_alone + sum(each.work for each in self._alike)
+        return sum(each.work for each in self._alike)
 
     def estimate(self) -> Estimate:
         """For each number of sequences in flight; of equals the first."""
@@ -91,12 +89,10 @@ class Ways:
             if self._is_lean:
                 each.forget()
 
-    def alone(self, place: int) -> Estimate:
-        """Of one of them at all loads, whatever others do there."""
-        one = Ways(self._stages, [self._ways[place]])
-        found = one.estimate()
-        self._work_alone += one.work
-        return found
+
+def _size(stages: Stages, count: int) -> int:
+    """Numbers of an array of one way of so many stages."""
+    return count * len(stages.columns(count).width)
 
 
 def _together(stages: Stages, ways: Sequence[Way]) -> Iterator[list[int]]:
@@ -105,7 +101,7 @@ def _together(stages: Stages, ways: Sequence[Way]) -> Iterator[list[int]]:
     for place, way in enumerate(ways):
         places.setdefault(len(way.order), []).append(place)
     for count, each in places.items():
-        size = max(1, _MOST_AT_ONCE // (count * len(stages.columns(count).width)))
+        size = max(1, _MOST_AT_ONCE // _size(stages, count))
         yield from (each[at : at + size] for at in range(0, len(each), size))
 
 
@@ -138,13 +134,13 @@ class _OfStages:
     @property
     def best_rates(self) -> Floats:
         """[rungs] of what was offered."""
-        best: Floats = self._by_rung(self._rates).max(axis=1)
+        best: Floats = self._grid(self._rates).max(axis=(0, 1, 3))
         return best
 
     @cached_property
     def most(self) -> Floats:
         """[rungs] That no way passes with all layers at one width."""
-        most: Floats = self._by_rung(self._bounds).max(axis=1)
+        most: Floats = self._grid(self._bounds).max(axis=(0, 1, 3))
         return most
 
     @property
@@ -176,8 +172,7 @@ class _OfStages:
     @property
     def _best_of_ways(self) -> Floats:
         """[ways, rungs]."""
-        widths, splits = self._columns.widths, len(self._columns.splits)
-        best: Floats = self._rates.reshape(-1, splits, self._each // splits // widths, widths).max(axis=(1, 3))
+        best: Floats = self._grid(self._rates).max(axis=(1, 3))
         return best
 
     def offer_mixed(self) -> None:
@@ -194,22 +189,21 @@ class _OfStages:
 
     def of_rungs(self) -> Estimate:
         """The best of each rung, of equals the first."""
-        at = self._by_rung(np.arange(len(self._fits)))
-        best = at[np.arange(len(at)), self._by_rung(self._rates).argmax(axis=1)]
+        at, rates = (
+            self._grid(each).transpose(2, 0, 1, 3).reshape(len(self._stages.rungs), -1)
+            for each in (np.arange(len(self._fits)), self._rates)
+        )
+        best = at[np.arange(len(at)), rates.argmax(axis=1)]
         found = self._rates[best] > 0
         split = best % self._each // (self._each // len(self._columns.splits))
         splits = tuple(self._columns.splits[each] if there else None for each, there in zip(split, found, strict=True))
         places = np.where(found, self._places[best // self._each], -1)
         return Estimate(self._rates[best], self._seconds[best], self._penalties[best], places, splits)
 
-    def _by_rung(self, values: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
-        """[rungs, all others], of values [ways x columns] = [ways, splits, rungs, widths]."""
-        widths, splits = self._columns.widths, len(self._columns.splits)
-        return (
-            values.reshape(-1, splits, self._each // splits // widths, widths)
-            .transpose(2, 0, 1, 3)
-            .reshape(self._each // splits // widths, -1)
-        )
+    def _grid(self, values: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
+        """[ways, splits, rungs, widths], of values [ways x columns]."""
+        columns = self._columns
+        return values.reshape(-1, len(columns.splits), len(self._stages.rungs), columns.widths)
 
     def _rung(self, chosen: Indices) -> Indices:
         found: Indices = self._columns.rung[chosen % self._each]
