@@ -51,55 +51,103 @@ _ALONE, _TOGETHER = Load(1, 1, 48), Load(16, 1, 48)  # requests that keep two st
 
 def take(device: torch.device, compute_type: ComputeType) -> Overheads:
     """Some seconds."""
-    on_cpu = device.type == "cpu"
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
-        model = make_shallow(FIELDS, LAYERS + 1, Path(folder) / "narrow")
-        cached = _MANY * (_LONG + _MANY + 32)
-        dense: FormatName = "dense"
-        inner = ProfiledStage(model, StageSpec((dense,) * LAYERS, compute_type, cached, 1024), device)
-        last = ProfiledStage(model, StageSpec((dense,), compute_type, cached, 1024, head=True, first=LAYERS), device)
-        thin = ProfiledStage(
-            make_shallow(THIN, LAYERS + 1, Path(folder) / "thin"),
-            StageSpec((dense,) * LAYERS, compute_type, cached, 1024),
-            device,
-        )
-        few, several = (each.mean for each in _typical(thin, [_decoding(each, _SHORT) for each in (_FEW, _MANY)]))
-        decoding = _typical(inner, [_decoding(*each) for each in ((_FEW, _SHORT), (_MANY, _SHORT), (_MANY, _LONG))])
-        one, many, long = (each.mean for each in decoding)
-        head = [each.mean.after for each in _typical(last, [_decoding(each, _SHORT) for each in (_FEW, _MANY)])]
-        works = [Work("prefill", *each, 0) for each in (_ONE, _PARTS, _WHOLE)]
-        prompt, prompts, whole = (each.mean for each in _typical(inner, works))
-        carrying = _typical(inner, [_Carrying("decode", _MANY + 1, 1, _SHORT)])[0].mean
-    alone, together = _handled(compute_type)
+        steps = _steps(device, compute_type, Path(folder))
+    return told(steps, _handled(compute_type), compute_type, on_cpu=device.type == "cpu")
+
+
+class Steps(NamedTuple):
+    """Mean runs. Of a thin model: `few` sequences decode, and `several`. Of the narrow one: `one` decodes, `many`, and many with `long` texts, beside
+    `carrying` a chunk; a `prompt`, some `prompts`, and the `whole` of their tokens in one. `heads`: seconds after the last layer, of few rows and of
+    many. `variation`: of decoding steps alike, their Gini coefficient.
+    """
+
+    few: Taken
+    several: Taken
+    one: Taken
+    many: Taken
+    long: Taken
+    carrying: Taken
+    prompt: Taken
+    prompts: Taken
+    whole: Taken
+    heads: tuple[float, float]
+    variation: float
+
+
+class Handled(NamedTuple):
+    """Seconds of a step's scheduling and messages, and sequences in it."""
+
+    seconds: float
+    sequences: float
+
+
+def told(steps: Steps, handled: tuple[Handled, Handled], compute_type: ComputeType, *, on_cpu: bool) -> Overheads:
+    """What the figures of steps and of handling few and many sequences come to."""
+    alone, together = handled
+    more, one, many = _MANY - _FEW, steps.one, steps.many
     key = 2 * KV_HEADS * HEAD_DIM * COMPUTE_TYPE_BYTES[compute_type]
-    per_key = max(0.0, long.layer - many.layer) / (_MANY * (_LONG - _SHORT))
-    more = _MANY - _FEW
-    sequence = max(0.0, (several.layer - few.layer) / more - _SHORT * per_key)
+    per_key = max(0.0, steps.long.layer - many.layer) / (_MANY * (_LONG - _SHORT))
+    sequence = max(0.0, (steps.several.layer - steps.few.layer) / more - _SHORT * per_key)
     beside = [each.before + each.after for each in (one, many)]
-    # Parts and the whole have the same rows; the keys that a row sees are half of its own prompt's.
-    rows, of_a_key = _PARTS[0] * _PARTS[1], 4 * HEADS * HEAD_DIM / 2
-    attention = max(0.0, whole.layer - prompts.layer) / (of_a_key * rows * (_WHOLE[1] - _PARTS[1]))
-    with_attention = (prompts.layer - prompt.layer) / (rows - _ONE[1])
-    row = with_attention - attention * of_a_key * _PARTS[1]
-    chunk = carrying.layer - many.layer - _CHUNK * (row + attention * of_a_key * _CHUNK)
-    of_each = max(0.0, (together[0] - alone[0]) / (together[1] - alone[1]))
+    of_each = max(0.0, (together.seconds - alone.seconds) / (together.sequences - alone.sequences))
+    # So little is lost in the launches of a GPU: there prompts are as products are.
+    prompts = _of_prompts(steps) if on_cpu else _OfPrompts(0.0, 0.0, 0.0)
     return Overheads(
-        layer=max(0.0, few.layer - sequence - _SHORT * per_key),
+        layer=max(0.0, steps.few.layer - sequence - _SHORT * per_key),
         layer_weights=_weights(THIN),
         sequences=_MANY,
-        step=beside[0] + alone[0] - of_each * alone[1],
+        step=beside[0] + alone.seconds - of_each * alone.sequences,
         sequence_layer=sequence,
         sequence_step=max(0.0, (beside[1] - beside[0]) / more) + of_each,
-        sampled_row=max(0.0, (head[1] - head[0]) / more),
+        sampled_row=max(0.0, (steps.heads[1] - steps.heads[0]) / more),
         attention_bytes_per_second=key / per_key if per_key else float("inf"),
-        # So little is lost in the launches of a GPU: there prompts are as products are.
-        attention_flops_per_second=1 / attention if attention and on_cpu else 0.0,
-        row=row if on_cpu else 0.0,
+        attention_flops_per_second=1 / prompts.operation if prompts.operation else 0.0,
+        row=prompts.row,
         row_weights=_weights(FIELDS),
         row_values=4 * WIDTH + 2 * (HEADS + KV_HEADS) * HEAD_DIM + 3 * (WIDTH + INTERMEDIATE),
-        chunk=max(0.0, chunk) if on_cpu else 0.0,
-        variation=statistics.median(each.variation for each in decoding) if on_cpu else 0.0,
+        chunk=max(0.0, prompts.chunk),
+        variation=steps.variation if on_cpu else 0.0,
     )
+
+
+class _OfPrompts(NamedTuple):
+    """Seconds of an operation of attention, of a row without attention, and of a chunk beside sequences that decode, without its rows and attention."""
+
+    operation: float
+    row: float
+    chunk: float
+
+
+def _of_prompts(steps: Steps) -> _OfPrompts:
+    """Parts and the whole have the same rows; the keys that a row sees are half of its own prompt's."""
+    rows, of_a_key = _PARTS[0] * _PARTS[1], 4 * HEADS * HEAD_DIM / 2
+    operation = max(0.0, steps.whole.layer - steps.prompts.layer) / (of_a_key * rows * (_WHOLE[1] - _PARTS[1]))
+    with_attention = (steps.prompts.layer - steps.prompt.layer) / (rows - _ONE[1])
+    row = with_attention - operation * of_a_key * _PARTS[1]
+    chunk = steps.carrying.layer - steps.many.layer - _CHUNK * (row + operation * of_a_key * _CHUNK)
+    return _OfPrompts(operation, row, chunk)
+
+
+def _steps(device: torch.device, compute_type: ComputeType, folder: Path) -> Steps:
+    dense: tuple[FormatName, ...] = ("dense",)
+    cached = _MANY * (_LONG + _MANY + 32)
+    layers = StageSpec(dense * LAYERS, compute_type, cached, 1024)
+    narrow, thin = (
+        make_shallow(fields, LAYERS + 1, folder / name) for fields, name in ((FIELDS, "narrow"), (THIN, "thin"))
+    )
+    few_and_many = [_decoding(each, _SHORT) for each in (_FEW, _MANY)]
+    few, several = (each.mean for each in _typical(ProfiledStage(thin, layers, device), few_and_many))
+    inner = ProfiledStage(narrow, layers, device)
+    decoding = _typical(inner, [*few_and_many, _decoding(_MANY, _LONG)])
+    one, many, long = (each.mean for each in decoding)
+    last = ProfiledStage(narrow, StageSpec(dense, compute_type, cached, 1024, head=True, first=LAYERS), device)
+    heads = [each.mean.after for each in _typical(last, few_and_many)]
+    works = [Work("prefill", *each, 0) for each in (_ONE, _PARTS, _WHOLE)]
+    prompt, prompts, whole = (each.mean for each in _typical(inner, works))
+    carrying = _typical(inner, [_Carrying("decode", _MANY + 1, 1, _SHORT)])[0].mean
+    variation = statistics.median(each.variation for each in decoding)
+    return Steps(few, several, one, many, long, carrying, prompt, prompts, whole, (heads[0], heads[1]), variation)
 
 
 def _weights(fields: dict[str, Any]) -> int:
@@ -159,9 +207,9 @@ def gini(values: Sequence[float]) -> float:
     return ranked / (count * (count - 1)) / statistics.fmean(values)
 
 
-def _handled(compute_type: ComputeType) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Seconds of a step's scheduling and messages, and sequences in it, for few and for many; as processors do it, whatever computes."""
+def _handled(compute_type: ComputeType) -> tuple[Handled, Handled]:
+    """For few and for many; as processors do it, whatever computes."""
     with idle_pipeline(WIDTH, compute_type, _MOST_STEP_TOKENS) as pipeline:
         found = [[pipeline.handle(load) for _ in range(3)] for load in (_ALONE, _TOGETHER)]
     few, many = (min(each, key=lambda handled: handled.seconds) for each in found)
-    return (few.seconds, few.sequences), (many.seconds, many.sequences)
+    return Handled(few.seconds, few.sequences), Handled(many.seconds, many.sequences)

@@ -110,31 +110,17 @@ def mean_of(first: Timings, second: Timings) -> Timings:
 
 def profile_of(subject: Subject, timings: Timings) -> DeviceProfile:
     """Times to rates. Memory is at least as fast as the fastest linear read it, so no decode efficiency is above 1."""
-    size, item = timings.features, COMPUTE_TYPE_BYTES[subject.compute_type]
-    operations = 2 * PREFILL_TOKENS * size * size
+    size, item, beside = timings.features, COMPUTE_TYPE_BYTES[subject.compute_type], timings.overheads
+    operations, values = 2 * PREFILL_TOKENS * size * size, 2 * size * item
     flops = timings.float32_flops_per_second if subject.compute_type == "float32" else timings.flops_per_second
-    read = {
-        name: (stored_bytes(name, size, size, subject.compute_type) + 2 * size * item) / seconds.decode
-        for name, seconds in timings.linears.items()
-    }
+    stored = {name: stored_bytes(name, size, size, subject.compute_type) for name in timings.linears}
+    read = {name: (stored[name] + values) / seconds.decode for name, seconds in timings.linears.items()}
     bandwidth = max(timings.bandwidth_bytes_per_second, *read.values())
-    beside, reading = timings.overheads, timings.overheads.layer_weights * item / read["dense"]
-    unpacking = {
-        name: timings.linears[name].once
-        for name, most in subject.packed_rows.items()
-        if most < SOME_TOKENS and timings.linears[name].once
-    }
+    unpacking = _unpacking(subject, timings)
     multiplying = {name: seconds.prefill - unpacking.get(name, 0.0) for name, seconds in timings.linears.items()}
-    # Products of a decoding row, which the roofline counts with those of the others.
-    dense, part = timings.linears["dense"], beside.layer_weights / size**2 / (beside.sequences - 1)
-    row = (dense.of_rows(beside.sequences) - dense.decode) * part
+    reading, row = beside.layer_weights * item / read["dense"], _products_of_a_row(timings)
     few = {
-        name: _few_rows_efficiency(
-            seconds,
-            stored_bytes(name, size, size, subject.compute_type),
-            2 * size * item,
-            subject.packed_rows.get(name),
-        )
+        name: _few_rows_efficiency(seconds, stored[name], values, subject.packed_rows.get(name))
         for name, seconds in timings.linears.items()
         if seconds.few
     }
@@ -165,6 +151,22 @@ def profile_of(subject: Subject, timings: Timings) -> DeviceProfile:
         unpacked_per_second={name: size * size / seconds for name, seconds in unpacking.items()},
         few_rows_efficiency=few,
     )
+
+
+def _unpacking(subject: Subject, timings: Timings) -> dict[FormatName, float]:
+    """Seconds of bringing weights back, of formats whose kernels multiply no more than few tokens packed."""
+    return {
+        name: timings.linears[name].once
+        for name, most in subject.packed_rows.items()
+        if most < SOME_TOKENS and timings.linears[name].once
+    }
+
+
+def _products_of_a_row(timings: Timings) -> float:
+    """Seconds in a layer, of a decoding row, which the roofline counts with those of the others."""
+    dense, beside = timings.linears["dense"], timings.overheads
+    part = beside.layer_weights / timings.features**2 / (beside.sequences - 1)
+    return (dense.of_rows(beside.sequences) - dense.decode) * part
 
 
 def _few_rows_efficiency(seconds: LinearSeconds, weights: int, row: int, packed: int | None) -> tuple[float, ...]:
