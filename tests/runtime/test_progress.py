@@ -1,6 +1,7 @@
 """Progress that no terminal shows is lines in a log."""
 
 import io
+import re
 import sys
 import threading
 
@@ -33,8 +34,8 @@ def test_a_line_comes_now_and_then_while_nothing_is_counted_and_one_at_the_end(m
         update(4, 4)
     lines = log.getvalue().splitlines()
     assert len(lines) >= 3
-    assert "quantizing: 25% done in 0 s, about 0 s left" in lines
-    assert lines[-1] == "quantizing: 100% done in 0 s"
+    assert any(re.fullmatch(r"quantizing: 25% done in \d+ s, about \d+ s left", each) for each in lines)
+    assert re.fullmatch(r"quantizing: 100% done in \d+ s", lines[-1])
 
 
 def test_the_time_left_is_told_in_the_words_of_people() -> None:

@@ -328,7 +328,10 @@ def test_a_small_measurement_of_this_machine(compute: ComputeType, monkeypatch: 
     monkeypatch.setattr(timing, "MOST_WORKING_SET_BYTES", 1 << 18)
     monkeypatch.setattr(overheads, "_RUNS", 5)
     said = io.StringIO()
-    taken = overheads.take(torch.device("cpu"), compute)
+    for _ in range(5):  # differences of few runs: others may disturb some of them
+        taken = overheads.take(torch.device("cpu"), compute)
+        if min(taken.layer, taken.row) > 0:
+            break
     timings = timing.take(torch.device("cpu"), compute, taken, said.write)
     profile = profile_of(Subject("cpu", 1 << 30, 1, compute), timings)
     assert "linears in int3" in said.getvalue()

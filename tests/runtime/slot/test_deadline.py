@@ -244,7 +244,7 @@ def test_a_process_that_is_to_leave_an_epoch_with_such_a_step_ends(
         forward.go.set()
 
     monkeypatch.setattr(epoch, "_give_up", gives_up)
-    with PipelineHarness(["s0", "s1"], step_timeout=0.2) as pipeline:
+    with PipelineHarness(["s0", "s1"], step_timeout=1.0) as pipeline:  # time for healthy ones to leave
         expected = pipeline.serve(plan).generate([greedy("a", range(3, 12), 12, salt="before")])
         leader = pipeline.serve(plan)
         forward.first_layer = plan.replicas[0].stages[1].layers[0]

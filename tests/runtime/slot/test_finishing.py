@@ -10,7 +10,7 @@ from strata_planner.contract.frames import Segment
 from strata_runtime.slot import finishing
 from strata_runtime.stage.sampler import Sampler
 from tests.runtime.slot.harness import PipelineHarness
-from tests.runtime.slot.streams import Streams, asked, drained, plan_of, undisturbed, with_layers
+from tests.runtime.slot.streams import Streams, asked, bound, drained, plan_of, undisturbed, with_layers
 from tests.runtime.slot.test_moved_pages import MOVES
 
 NEVER_SECONDS = 600.0  # longer than a client waits for the answer to a commit
@@ -43,6 +43,7 @@ def test_what_is_under_way_reaches_its_client_before_the_epoch_ends(
     streams = Streams(asked(1))
     with PipelineHarness("abc") as pipeline:
         leader = pipeline.serve(before)
+        bound(pipeline, before, streams.all // 2)
         names = list(pipeline.prepare(after))
         for each in names:
             pipeline.slots[each].until(lambda status: status.prepare.phase == "prepared")

@@ -114,8 +114,6 @@ HOW = (
 def test_what_a_giver_does_not_give_is_computed_again(
     plans: tuple[Plan, Plan], expected: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    monkeypatch.setattr(gathering, "CONNECT_SECONDS", 0.3)
-    monkeypatch.setattr(gathering, "SILENT_SECONDS", 0.3)
     monkeypatch.setattr(giver, "KEPT_SECONDS", 1.0)
     if how == "it sends what no pages are":
         monkeypatch.setattr(giver, "to_bytes", lambda _: b"short")
@@ -128,6 +126,8 @@ def test_what_a_giver_does_not_give_is_computed_again(
             taken.listen()
         names = "".join(pipeline.prepare(plans[1]))
         await_prepared(pipeline, "ac")
+        for wait in ("CONNECT_SECONDS", "SILENT_SECONDS"):  # what it gave ahead had its time
+            monkeypatch.setattr(gathering, wait, 0.3)
         if how == "it is killed":
             pipeline.restart("b")
         to_the_end(streams, pipeline.commit(plans[1], names if how.startswith(("its", "it sends")) else "ac"))
