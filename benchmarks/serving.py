@@ -186,9 +186,11 @@ def measure_stall(asked: Asked) -> tuple[float, float, float]:
     sent = asked.send([greedy(large, prompt_of(BESIDE), 1, salt=large)])
     asked.listen(heard, lambda: large in heard.moments)
     asked.end(streams)
-    before = [gap for name in streams for gap in heard.gaps(name, 0.0, sent)]
-    during = [gap for name in streams for gap in heard.gaps(name, sent, heard.first(large))]
-    return max(during), statistics.median(before), max(before[-len(during) :])
+    before, during = (
+        [heard.gaps(name, *between) for name in streams] for between in ((0.0, sent), (sent, heard.first(large)))
+    )
+    alike = (one[-len(other) :] for one, other in zip(before, during, strict=True))
+    return max(map(max, during)), statistics.median(itertools.chain(*before)), max(map(max, alike))
 
 
 def measure_stages(model: Path, stages: int) -> list[Row]:

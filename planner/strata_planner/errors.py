@@ -5,7 +5,8 @@
     │   ├── ClusterError         the cluster description, or a device type that no profile is known for
     │   ├── ModelError           config.json, or a request that the model cannot serve (a context too long)
     │   └── WorkloadError        the load to plan for, or the wishes about the plan
-    └── InfeasibleError          nothing fits: `reasons` say by how much and what would; other devices or wishes help
+    ├── InfeasibleError          nothing fits: `reasons` say by how much and what would; other devices or wishes help
+    └── OutOfTimeError           nothing was found so soon, which says nothing of what there is: more time helps
 
 UnsupportedModelError (contract.architectures) is raised as it is: the engine lacks something that the model needs.
 """
@@ -43,3 +44,7 @@ class InfeasibleError(PlannerError):
     def __init__(self, reasons: Sequence[str]) -> None:
         self.reasons = tuple(reasons)
         super().__init__("; ".join(self.reasons))
+
+
+class OutOfTimeError(PlannerError):
+    """The clock ended the search before it had found any plan."""

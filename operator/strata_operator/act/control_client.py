@@ -423,8 +423,11 @@ class Links:
         return {name: endpoint.secret for name, endpoint in self._endpoints.items()}
 
     async def all_answer(self, names: Iterable[str], timeout_seconds: float = SILENCE_SECONDS) -> bool:
-        """Ask them now; who does not answer has no status any more. An accused process is asked before it is given up."""
-        asked = {name: self._endpoints[name] for name in names if name in self._endpoints}
+        """Ask them now; who does not answer has no status any more. An accused process is asked before it is given up. One that is not watched has ended."""
+        wanted = tuple(names)
+        asked = {name: self._endpoints[name] for name in wanted if name in self._endpoints}
+        if len(asked) < len(wanted):
+            return False
         answers = await asyncio.gather(
             *(self._answer(endpoint, timeout_seconds) for endpoint in asked.values()), return_exceptions=True
         )

@@ -310,7 +310,8 @@ class LocalDeployment:
             self._changed.clear()
             self._links.follow({service.name: service.control for service in self._services() if service.control})
             self._record_order()
-            before, steps = steps, next_steps(self.plan, self._ledger, self._observed())
+            seen = self._observed()
+            before, steps = steps, next_steps(self.plan, self._ledger, seen)
             self._end_hung()
             await self._say_ready()
             await self._give_orders()
@@ -322,7 +323,7 @@ class LocalDeployment:
             self._progress()
             if steps:
                 await asyncio.sleep(REPEAT_SECONDS if steps == before else 0)
-                await asyncio.gather(*(self._do(step) for step in steps))
+                await asyncio.gather(*(self._do(step, seen) for step in steps))
             else:
                 await self._wait()
 
@@ -392,10 +393,11 @@ class LocalDeployment:
             slots=self.slot_statuses, gateways=as_kind(self._links.statuses, GatewayStatus), addresses=addresses
         )
 
-    async def _do(self, step: Step) -> None:
+    async def _do(self, step: Step, seen: Observed) -> None:
+        """`seen`: what the step was decided on."""
         match step:
             case CreateEpoch():
-                if self._ledger.committed and not await self._all_answer():
+                if self._ledger.committed and not await self._all_answer(step.plan, seen):
                     return  # one has just died: it is started again first
                 if self._record_order():
                     return  # nobody had said so yet: what they said last is as old as this process has been stopped
@@ -423,9 +425,9 @@ class LocalDeployment:
         log.warning("%s", refusal)
         self._losses = self._losses.with_refusal(slot)
 
-    async def _all_answer(self) -> bool:
-        """Whether every slot does that is to be formed anew and seems to. One that ends while it is asked is not waited for."""
-        wanted = to_be_formed(self.plan, self._ledger, self._observed())
+    async def _all_answer(self, plan: Plan, seen: Observed) -> bool:
+        """Whether every slot does that is to be formed anew and seemed to. One that has ended since then does not; one that ends while it is asked is not waited for."""
+        wanted = to_be_formed(plan, self._ledger, seen)
         asking = asyncio.create_task(self._links.all_answer(wanted))
         while not asking.done() and all(self._slots[slot].control for slot in wanted):
             self._changed.clear()

@@ -14,7 +14,7 @@ import msgspec
 from strata_planner.contract.judged import SearchEnd, SearchEnded
 from strata_planner.contract.plan import Plan
 from strata_planner.costs.prompts import most_prompts
-from strata_planner.errors import InfeasibleError, PlannerError
+from strata_planner.errors import InfeasibleError, OutOfTimeError
 from strata_planner.question.request import ONE_PIPELINE, Objective, PlanRequest
 from strata_planner.search.assembly import assemble
 from strata_planner.search.canonical import canonical
@@ -155,9 +155,8 @@ def _laid_out(request: PlanRequest, starts: Sequence[Genome], wish: Wish) -> Lay
         return None
 
 
-def _nothing_in_time(seconds: float, looked_at: str = "") -> PlannerError:
-    """Which does not say that there is no plan."""
-    return PlannerError(
+def _nothing_in_time(seconds: float, looked_at: str = "") -> OutOfTimeError:
+    return OutOfTimeError(
         f"no plan within {seconds:g} s{looked_at}: raise planning.timeLimitSeconds, or lower placement.maxStages"
     )
 

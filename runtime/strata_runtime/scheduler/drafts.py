@@ -3,16 +3,20 @@
 Prompt lookup (Saxena 2023) finds where the last few tokens stood before and proposes what followed there. `Recent` does the same in the answers
 that were given lately (as SuffixDecoding, arXiv 2411.04975, without its counts): agents and edits repeat themselves. A wrong guess costs rows of a step and changes no text.
 A sequence's own text is searched as packed tokens: some 20 microseconds for 2,000 of them that hold nothing of the kind, 150 for 16,000. Recent answers, which every
-sequence asks for, are looked up by what stands in them: a microsecond however many there are.
+sequence asks for, are looked up by what stands in them: a microsecond however many there are. That is learned in portions, two microseconds a token, since many answers
+may end in one step; it takes some 13 MB in all.
 """
 
 from array import array
+from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
 LONGEST, SHORTEST = 4, 2  # of the last tokens: how many must have stood together before, the more the better
 _TOKEN_BYTES = array("I").itemsize
+_SIZES = tuple(count * _TOKEN_BYTES for count in range(SHORTEST, LONGEST + 1))
 MOST_RECENT = 1 << 14  # tokens of answers that are remembered at the least, and at most twice as many
+PORTION = 128  # of them that are learned in a step
 
 
 class Searched(Protocol):
@@ -66,10 +70,15 @@ class Recent:
         self._newer, self._older = _Answers(), _Answers()
 
     def add(self, answer: Sequence[int]) -> None:
+        """To be learned."""
         kept = answer[-self._most :]
         if len(self._newer) + len(kept) > self._most:
             self._newer, self._older = _Answers(), self._newer
         self._newer.add(kept)
+
+    def learn(self, most: int = PORTION) -> None:
+        """So many tokens of what was added."""
+        self._newer.learn(self._older.learn(most))
 
     def after(self, pattern: bytes, most: int) -> list[int]:
         return self._newer.after(pattern, most) or self._older.after(pattern, most)
@@ -81,17 +90,33 @@ class _Answers:
     def __init__(self) -> None:
         self._packed = bytearray()
         self._ends: dict[bytes, int] = {}
+        self._unlearned: deque[tuple[int, int, int]] = (
+            deque()
+        )  # where an answer begins, where what is left of it does, and its end
 
     def __len__(self) -> int:
         return len(self._packed) // _TOKEN_BYTES
 
     def add(self, answer: Sequence[int]) -> None:
-        before, own = len(self._packed), array("I", answer).tobytes()
-        self._packed += own
-        for length in range(SHORTEST, LONGEST + 1):
-            size = length * _TOKEN_BYTES
-            for end in range(size, len(own), _TOKEN_BYTES):  # what nothing follows is left out
-                self._ends[own[end - size : end]] = before + end
+        before = len(self._packed)
+        self._packed += array("I", answer)
+        self._unlearned.append((before, before, len(self._packed)))
+
+    def learn(self, most: int) -> int:
+        """At most so many tokens, the oldest first; how many more it might have been."""
+        while self._unlearned and most > 0:
+            begin, left, end = self._unlearned.popleft()
+            until = min(end, left + most * _TOKEN_BYTES)
+            first = max(begin, left - _SIZES[-1])
+            own = bytes(self._packed[first:until])
+            for place in range(left - first, until - first, _TOKEN_BYTES):  # of what follows a pattern
+                for size in _SIZES:
+                    if size <= place:
+                        self._ends[own[place - size : place]] = first + place
+            most -= (until - left) // _TOKEN_BYTES
+            if until < end:
+                self._unlearned.appendleft((begin, until, end))
+        return most
 
     def after(self, pattern: bytes, most: int) -> list[int]:
         end = self._ends.get(pattern)

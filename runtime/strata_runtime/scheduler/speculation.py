@@ -151,6 +151,7 @@ class Speculation:
 
     def begin(self, sequences: Listed[tuple[Guesses, int]], *, may_draft: bool) -> None:
         """A round of each: what may come next, or how much of it other weights are to draft. With how many tokens of it may be verified."""
+        self._recent.learn()
         for guesses, most in sequences:
             guesses.goal = 0
             if self._wish.mode not in _DRAFTED:

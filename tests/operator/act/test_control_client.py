@@ -376,6 +376,7 @@ async def test_an_accused_process_is_asked_and_its_silence_ends_its_status() -> 
                 changed.clear()
                 await changed.wait()
             assert await links.all_answer(["a", "b"])
+            assert not await links.all_answer(["a", "b", "c"])  # it has ended since it was last looked at
         assert not await links.all_answer(["a", "b"], timeout_seconds=0.3)
         assert set(links.statuses) == {"a"}
         await links.close()

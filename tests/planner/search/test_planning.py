@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from strata_planner.contract.plan import Plan
-from strata_planner.errors import InfeasibleError, PlannerError, WorkloadError
+from strata_planner.errors import InfeasibleError, OutOfTimeError, WorkloadError
 from strata_planner.question.cluster import Cluster, Device, Node
 from strata_planner.question.request import Objective, PlanRequest
 from strata_planner.search import planning
@@ -74,7 +74,7 @@ def test_what_no_search_finds_says_why(changes: dict[str, Any], words: str) -> N
 def test_what_the_clock_cut_is_not_said_to_be_infeasible(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planning, "_laid_out", lambda *_: None)
     monkeypatch.setattr(planning, "_PROOF_SECONDS", 0.0)
-    with pytest.raises(PlannerError, match=r"no plan within .*raise planning\.timeLimitSeconds") as told:
+    with pytest.raises(OutOfTimeError, match=r"no plan within .*raise planning\.timeLimitSeconds") as told:
         make_plan(a_request(a_cluster(64, 64)))
     assert not isinstance(told.value, InfeasibleError)
 

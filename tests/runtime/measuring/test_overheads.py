@@ -16,7 +16,7 @@ OF_A_KEY = 2 * HEADS * HEAD_DIM  # operations of a row with half a key: what a r
 
 @settings(max_examples=share(60), deadline=None)
 @given(
-    layer=SECONDS,
+    layers=st.tuples(SECONDS, SECONDS),
     sequence=SECONDS,
     key=st.floats(1e-9, 1e-6),
     operation=st.floats(1e-12, 1e-9),
@@ -28,7 +28,7 @@ OF_A_KEY = 2 * HEADS * HEAD_DIM  # operations of a row with half a key: what a r
 )
 def test_the_costs_that_steps_are_made_of_are_found_again(
     *,
-    layer: float,
+    layers: tuple[float, float],
     sequence: float,
     key: float,
     operation: float,
@@ -38,19 +38,22 @@ def test_the_costs_that_steps_are_made_of_are_found_again(
     handled: tuple[float, float],
     compute_type: ComputeType,
 ) -> None:
-    def decoding(sequences: int, keys: int) -> Taken:
-        return Taken(layer + sequences * (sequence + keys * key), step / 2 + sequences * step, step / 2)
+    thin, narrow = layers
+
+    def decoding(layer: float, sequences: int, keys: int, own: float = sequence) -> Taken:
+        return Taken(layer + sequences * (own + keys * key), step / 2 + sequences * step, step / 2)
 
     def prompts(count: int, tokens: int) -> Taken:
-        return Taken(layer + count * tokens * (row + operation * OF_A_KEY * tokens), 0.0, 0.0)
+        return Taken(narrow + count * tokens * (row + operation * OF_A_KEY * tokens), 0.0, 0.0)
 
-    many, (once, each) = decoding(MANY, SHORT), handled
+    wide = 3 * sequence  # products of a row
+    many, (once, each) = decoding(narrow, MANY, SHORT, wide), handled
     steps = Steps(
-        few=decoding(FEW, SHORT),
-        several=many,
-        one=decoding(FEW, SHORT),
+        few=decoding(thin, FEW, SHORT),
+        several=decoding(thin, MANY, SHORT),
+        one=decoding(narrow, FEW, SHORT, wide),
         many=many,
-        long=decoding(MANY, LONG),
+        long=decoding(narrow, MANY, LONG, wide),
         carrying=Taken(many.layer + CHUNK * (row + operation * OF_A_KEY * CHUNK) + chunk, 0.0, 0.0),
         prompt=prompts(1, 64),
         prompts=prompts(4, 64),
@@ -63,19 +66,23 @@ def test_the_costs_that_steps_are_made_of_are_found_again(
     def near(value: float) -> object:
         return pytest.approx(value, rel=1e-3, abs=1e-9)
 
-    assert found.layer == near(layer)
+    assert found.layer == near(thin)
     assert found.sequence_layer == near(sequence)
-    assert 2 * KV_HEADS * HEAD_DIM * COMPUTE_TYPE_BYTES[compute_type] / found.attention_bytes_per_second == near(key)
+    a_key = 2 * KV_HEADS * HEAD_DIM * COMPUTE_TYPE_BYTES[compute_type]
+    assert a_key / found.attention_bytes_per_second == pytest.approx(key, rel=1e-3)
     assert 1 / found.attention_flops_per_second == pytest.approx(operation, rel=1e-3)
     assert found.row == near(row)
     assert found.chunk == near(chunk)
     assert found.step == near(2 * step + once)
     assert found.sequence_step == near(step + each)
     assert found.sampled_row == near(row)
+    assert found.variation == 0.1
 
 
-def test_of_a_gpu_prompts_are_as_products_are() -> None:
-    alike = Taken(1.0, 0.1, 0.1)
-    steps = Steps(alike, alike, alike, alike, alike, alike, alike, alike, alike, (0.1, 0.2), 0.3)
-    found = told(steps, (Handled(1e-3, 1), Handled(2e-3, 5)), "bfloat16", on_cpu=False)
-    assert (found.attention_flops_per_second, found.row, found.chunk, found.variation) == (0.0, 0.0, 0.0, 0.0)
+@pytest.mark.parametrize("on_cpu", [True, False])
+def test_of_a_gpu_prompts_are_as_products_are(*, on_cpu: bool) -> None:
+    few, many, most, all_ = (Taken(seconds, 0.1, 0.1) for seconds in (1.0, 2.0, 3.0, 9.0))
+    steps = Steps(few, many, few, many, most, all_, few, many, most, (0.1, 0.2), 0.3)
+    found = told(steps, (Handled(1e-3, 1), Handled(2e-3, 5)), "bfloat16", on_cpu=on_cpu)
+    of_prompts = (found.attention_flops_per_second, found.row, found.chunk, found.variation)
+    assert all(each != 0 for each in of_prompts) if on_cpu else of_prompts == (0.0, 0.0, 0.0, 0.0)

@@ -19,11 +19,17 @@ def followed(text: list[int], end: list[int]) -> int | None:
 
 
 @settings(max_examples=share(200), deadline=None)
-@given(own=TEXTS, answers=st.lists(TEXTS, max_size=6), most=st.integers(1, 5))
-def test_the_longest_match_counts_and_then_the_newest(own: list[int], answers: list[list[int]], most: int) -> None:
+@given(own=TEXTS, answers=st.lists(TEXTS, max_size=6), most=st.integers(1, 5), portion=st.integers(0, 5))
+def test_the_longest_match_counts_and_then_the_newest(
+    own: list[int], answers: list[list[int]], most: int, portion: int
+) -> None:
     recent = Recent()
     for answer in answers:
         recent.add(answer)
+    while portion:  # in portions, as steps learn
+        recent.learn(portion)
+        portion -= 1
+    recent.learn(200)
     found = lookup(Text(own), (recent,), most)
     for count in range(min(LONGEST, len(own)), SHORTEST - 1, -1):
         end = own[-count:]
@@ -44,6 +50,7 @@ def test_what_is_remembered_is_the_newest_and_bounded(answers: list[list[int]], 
     recent, patterns = Recent(most), dict[bytes, list[int]]()
     for answer in answers:
         recent.add(answer)
+        recent.learn(LONGEST * most)
     kept, size = list[list[int]](), 0
     for answer in reversed(answers):
         size += len(answer[-most:])
