@@ -10,7 +10,7 @@ may end in one step; it takes some 13 MB in all.
 from array import array
 from collections import deque
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 LONGEST, SHORTEST = 4, 2  # of the last tokens: how many must have stood together before, the more the better
 _TOKEN_BYTES = array("I").itemsize
@@ -90,9 +90,7 @@ class _Answers:
     def __init__(self) -> None:
         self._packed = bytearray()
         self._ends: dict[bytes, int] = {}
-        self._unlearned: deque[tuple[int, int, int]] = (
-            deque()
-        )  # where an answer begins, where what is left of it does, and its end
+        self._unlearned: deque[_Part] = deque()
 
     def __len__(self) -> int:
         return len(self._packed) // _TOKEN_BYTES
@@ -100,24 +98,35 @@ class _Answers:
     def add(self, answer: Sequence[int]) -> None:
         before = len(self._packed)
         self._packed += array("I", answer)
-        self._unlearned.append((before, before, len(self._packed)))
+        self._unlearned.append(_Part(before, before, len(self._packed)))
 
     def learn(self, most: int) -> int:
         """At most so many tokens, the oldest first; how many more it might have been."""
         while self._unlearned and most > 0:
-            begin, left, end = self._unlearned.popleft()
-            until = min(end, left + most * _TOKEN_BYTES)
-            first = max(begin, left - _SIZES[-1])
-            own = bytes(self._packed[first:until])
-            for place in range(left - first, until - first, _TOKEN_BYTES):  # of what follows a pattern
-                for size in _SIZES:
-                    if size <= place:
-                        self._ends[own[place - size : place]] = first + place
-            most -= (until - left) // _TOKEN_BYTES
-            if until < end:
-                self._unlearned.appendleft((begin, until, end))
+            part = self._unlearned.popleft()
+            until = min(part.end, part.left + most * _TOKEN_BYTES)
+            self._learn(part._replace(end=until))
+            most -= (until - part.left) // _TOKEN_BYTES
+            if until < part.end:
+                self._unlearned.appendleft(part._replace(left=until))
         return most
+
+    def _learn(self, part: "_Part") -> None:
+        first = max(part.begin, part.left - _SIZES[-1])
+        own = bytes(self._packed[first : part.end])
+        for place in range(part.left - first, len(own), _TOKEN_BYTES):  # of what follows a pattern
+            for size in _SIZES:
+                if size <= place:
+                    self._ends[own[place - size : place]] = first + place
 
     def after(self, pattern: bytes, most: int) -> list[int]:
         end = self._ends.get(pattern)
         return [] if end is None else array("I", self._packed[end : end + most * _TOKEN_BYTES]).tolist()
+
+
+class _Part(NamedTuple):
+    """Places in packed tokens: where an answer begins, where what is left of it does, and where that ends."""
+
+    begin: int
+    left: int
+    end: int

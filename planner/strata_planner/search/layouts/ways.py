@@ -53,7 +53,7 @@ class Ways:
     """`work`: that they took, about a microsecond each."""
 
     def __init__(self, stages: Stages, ways: Sequence[Way]) -> None:
-        self._stages, self._ways = stages, ways
+        self._stages = stages
         self._is_lean = sum(_size(stages, len(way.order)) for way in ways) > _MOST_AT_ONCE
         together = (_OfStages(stages, [ways[place] for place in each], each) for each in _together(stages, ways))
         self._alike = list(self._in_turn(together))
