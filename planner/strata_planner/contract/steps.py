@@ -40,9 +40,16 @@ def prompts_of_a_step(by_rank: Sequence[P], most: int) -> list[P]:
     return sorted([oldest, *others], key=_remaining)
 
 
+def rows_of_a_step(decoding: int, under_way: int, most: int) -> float:
+    """Of so many sequences that decode, in the mean of all steps under way, those that no sequence is left for too. Of two neighbours in a
+    pipeline, one with a row and one without, the one would wait for the other if prompts went to the first alone.
+    """
+    return min(decoding / under_way, most)
+
+
 def fewest_tokens(prompts: int, page_tokens: int, brought: float, filled: float, least: int = 0) -> int:
     """Of prompts in any step, however long it gets: some of the first in rank, and a block of another where others wait for theirs; or some more than the
-    workload brings while the step's rows decode (`brought`). Plans are told for steps of that mix: with fewer, more and more requests would wait. Of
+    workload brings while a step's rows decode (`brought`). Plans are told for steps of that mix: with fewer, more and more requests would wait. Of
     micro-batches that are `filled` in part as large a part of that: where few requests are, a prompt keeps nobody waiting, and streams keep their pace.
     `least`: of a plan, `MicroBatch.least_prompt_tokens`.
     """
@@ -60,19 +67,20 @@ def part_of_the_oldest(oldest: Prompt, budget: int, page_tokens: int) -> int:
     return min(budget, oldest.remaining, max(min(FEWEST_TOKENS, page_tokens), budget // OLDEST_SHARE))
 
 
-def chunk_of(prompt: Prompt, budget: int, page_tokens: int, *, to_a_block: bool) -> int:
+def chunk_of(prompt: Prompt, budget: int, page_tokens: int, *, is_oldest: bool, is_alone: bool) -> int:
     """Tokens of a prompt's next chunk: all that remain, or up to the end of a block, where others may go on. A little of a block is worth
-    its attention for the first in rank alone, which moves in every step: in equal parts, so that none of these steps is longer than it need be.
+    its attention for the first in rank alone, which moves in every step. Where no other goes on, blocks do not matter either. What does
+    not fit goes in equal parts, so that none of these steps is longer than it need be.
     """
     if prompt.remaining <= budget:
         return prompt.remaining
     end = prompt.computed + budget
     whole = end - end % page_tokens
-    if whole > prompt.computed:
+    if whole > prompt.computed and not is_alone:
         return whole - prompt.computed
-    if to_a_block:
+    if not is_oldest:
         return 0
-    left = min(page_tokens - prompt.computed % page_tokens, prompt.remaining)
+    left = prompt.remaining if is_alone else min(page_tokens - prompt.computed % page_tokens, prompt.remaining)
     return -(-left // -(-left // budget))
 
 

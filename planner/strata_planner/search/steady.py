@@ -114,19 +114,16 @@ def kept_short(
     a step that only decodes; `added`: what a whole chunk adds to it, `begun`: any chunk. `least`: the share below which none goes. The pace knows tokens to
     be as dear as they were in the chunks that it saw, small ones.
 
-    A prompt counts itself and those that wait beside it. Steps under way that no stream is left for take what the pace allows; the others at least
-    some more than the workload brings. Where nothing decodes meanwhile nothing is kept short.
+    A prompt counts itself and those that wait beside it. All steps under way take at least some more than the workload brings. Prompts that
+    nothing decodes beside are not kept short: theirs are so many steps less, not so many tokens more.
     """
     others = decoding * (load.in_flight - 1) / load.in_flight
     waiting = load.in_flight - others
     pace = STREAMS_PART * waiting * alone / np.maximum(added + begun, 1e-12)
-    carried = np.minimum(load.micro_batches, np.maximum(others, 1e-12))
-    rows = others / carried
     pace = np.maximum(pace, np.maximum(least, FEWEST_TOKENS * load.prompt_steps / load.prompt_tokens))
-    brought = KEEPS_UP * rows / load.output_tokens * load.prompt_steps
-    with_rows = np.minimum(1.0, carried / load.under_way)
-    taken = with_rows * np.minimum(1.0, np.maximum(pace, brought)) + (1 - with_rows) * np.minimum(1.0, pace)
-    kept: Floats = 1 - np.minimum(1.0, others) * (1 - taken)
+    brought = KEEPS_UP * others / load.under_way / load.output_tokens * load.prompt_steps
+    taken = np.minimum(1.0, np.maximum(pace, brought))
+    kept: Floats = 1 / (1 + np.minimum(1.0, others) * (1 / taken - 1))
     return kept
 
 

@@ -18,6 +18,7 @@ from strata_planner.contract.steps import (
     filled,
     part_of_the_oldest,
     prompts_of_a_step,
+    rows_of_a_step,
 )
 from strata_planner.simulate.replica import Limits
 from strata_planner.simulate.stage import Batch, Chunk
@@ -160,7 +161,8 @@ class Scheduler:
             return budget
         first_tokens = len(self._prefilling) + len(self.waiting)
         planned = self._limits.micro_batch
-        brought = planned.prompts_per_token * rows
+        decoding = len(self._running) - len(self._prefilling)
+        brought = planned.prompts_per_token * rows_of_a_step(decoding, self._under_way, planned.decode)
         part = filled(len(self._running) + len(self.waiting), planned.decode)
         least = planned.least_prompt_tokens
         fewest = fewest_tokens(len(self._prefilling), self._limits.page_tokens, brought, part, least)
@@ -185,12 +187,14 @@ class Scheduler:
             return ()
         chunks: list[Chunk] = []
         oldest = self._prefilling[0]
+        is_alone = len(self._prefilling) == 1
         size = self._limits.page_tokens
         kept = part_of_the_oldest(oldest, budget, size)
         budget -= kept
         for sequence in prompts_of_a_step(self._prefilling, most):
             is_oldest = sequence is oldest
-            length = chunk_of(sequence, budget + kept if is_oldest else budget, size, to_a_block=not is_oldest)
+            most_tokens = budget + kept if is_oldest else budget
+            length = chunk_of(sequence, most_tokens, size, is_oldest=is_oldest, is_alone=is_alone)
             if length <= 0:
                 continue
             budget -= max(0, length - kept) if is_oldest else length

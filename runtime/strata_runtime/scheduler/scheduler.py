@@ -31,6 +31,7 @@ from strata_planner.contract.steps import (
     filled,
     part_of_the_oldest,
     prompts_of_a_step,
+    rows_of_a_step,
 )
 from strata_runtime.errors import RequestRefusedError
 from strata_runtime.scheduler.blocks import BlockPool
@@ -378,7 +379,8 @@ class Scheduler:
         if len(self.running) == first_tokens:
             return budget
         allowed = self.pace.tokens(max(rows, 1), first_tokens + len(self.waiting))
-        brought = planned.prompts_per_token * rows
+        decoding = len(self.running) - first_tokens
+        brought = planned.prompts_per_token * rows_of_a_step(decoding, self.limits.under_way, planned.decode)
         part = filled(len(self.running) + len(self.waiting), planned.decode)
         least = planned.least_prompt_tokens
         fewest = fewest_tokens(len(self._prefilling), self.limits.page_tokens, brought, part, least)
@@ -410,6 +412,7 @@ class Scheduler:
             return []
         chosen: list[tuple[Sequence, Segment]] = []
         oldest = whole[0]
+        is_alone = len(whole) == 1
         size = self.limits.page_tokens
         kept = part_of_the_oldest(oldest, budget, size)
         budget -= kept
@@ -419,7 +422,8 @@ class Scheduler:
             if self.lacks(sequence):
                 continue
             is_oldest = sequence is oldest
-            length = chunk_of(sequence, budget + kept if is_oldest else budget, size, to_a_block=not is_oldest)
+            most_tokens = budget + kept if is_oldest else budget
+            length = chunk_of(sequence, most_tokens, size, is_oldest=is_oldest, is_alone=is_alone)
             if length <= 0:
                 continue
             if length == sequence.remaining:

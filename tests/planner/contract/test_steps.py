@@ -19,26 +19,49 @@ class Prompt:
         return self.length - self.computed
 
 
-@example(length=50, begun=32, budget=10, page=16)  # the second chunk takes what is left of the prompt, behind the block
+@example(
+    length=50, begun=32, budget=10, page=16, is_alone=False
+)  # the second takes what is left of the prompt, behind the block
 @given(
-    length=st.integers(1, 100), begun=st.integers(0, 99), budget=st.integers(1, 40), page=st.sampled_from([1, 8, 16])
+    length=st.integers(1, 100),
+    begun=st.integers(0, 99),
+    budget=st.integers(1, 40),
+    page=st.sampled_from([1, 8, 16]),
+    is_alone=st.booleans(),
 )
-def test_a_prompt_is_cut_into_as_few_steps_as_there_must_be_and_into_equal_ones(
-    length: int, begun: int, budget: int, page: int
+def test_the_first_in_rank_is_cut_into_as_few_steps_as_there_must_be_and_into_equal_ones(
+    length: int,
+    begun: int,
+    budget: int,
+    page: int,
+    is_alone: bool,  # noqa: FBT001  a case that is drawn
 ) -> None:
-    """Up to the end of its block, where others may go on: no step of those is longer than another by more than one token."""
+    """To its end where it is alone, else to that of its block: of those steps none is longer by more than one token."""
     prompt = Prompt(length, min(begun, length - 1))
-    left = min(page - prompt.computed % page, prompt.remaining)
+    left = prompt.remaining if is_alone else min(page - prompt.computed % page, prompt.remaining)
     chunks = []
     while sum(chunks) < left:
-        chunks.append(chunk_of(prompt, budget, page, to_a_block=False))
+        chunks.append(chunk_of(prompt, budget, page, is_oldest=True, is_alone=is_alone))
         assert 0 < chunks[-1] <= budget
         prompt.computed += chunks[-1]
-    assert prompt.remaining == 0 or prompt.computed % page == 0
+    assert is_alone or prompt.remaining == 0 or prompt.computed % page == 0
     chunks[-1] -= sum(chunks) - left  # what ends the prompt with it lies behind the block
     if budget < left:
         assert len(chunks) == -(-left // budget)
         assert max(chunks) - min(chunks) <= 1
+
+
+@given(
+    length=st.integers(1, 100), begun=st.integers(0, 99), budget=st.integers(0, 40), page=st.sampled_from([1, 8, 16])
+)
+def test_others_go_to_the_end_of_a_block_or_not_at_all(length: int, begun: int, budget: int, page: int) -> None:
+    prompt = Prompt(length, min(begun, length - 1))
+    most = prompt.computed + budget
+    chunk = chunk_of(prompt, budget, page, is_oldest=False, is_alone=False)
+    prompt.computed += chunk
+    assert prompt.computed <= most
+    assert chunk == 0 or prompt.remaining == 0 or prompt.computed % page == 0
+    assert prompt.remaining == 0 or most < min(length, prompt.computed - prompt.computed % page + page), "another fits"
 
 
 @given(

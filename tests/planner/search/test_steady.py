@@ -2,6 +2,7 @@
 
 import math
 import random
+import sys
 
 import numpy as np
 import pytest
@@ -123,6 +124,18 @@ def test_the_formula_tells_what_the_engine_does(
     formula = told(speeds, in_flight, prompt, answer, chunk, hop)
     rate = simulated(speeds, in_flight, prompt, answer, chunk, hop)
     assert float(formula.requests_per_second[0]) == pytest.approx(rate, rel=0.12)
+
+
+@pytest.mark.parametrize(
+    ("stages", "in_flight", "prompt", "answer"), [(2, 2, 192, 24), (2, 2, 192, 64), (3, 4, 192, 48), (2, 6, 64, 32)]
+)
+def test_prompts_that_are_dear_beside_few_streams_are_told_too(
+    monkeypatch: pytest.MonkeyPatch, stages: int, in_flight: int, prompt: int, answer: int
+) -> None:
+    """As on a processor, where four tokens of a prompt take as long as a step that decodes."""
+    monkeypatch.setattr(sys.modules[__name__], "ROW", FIXED / 4)
+    load = ([1.0] * stages, in_flight, prompt, answer, 128, LAN)
+    assert float(told(*load).requests_per_second[0]) == pytest.approx(simulated(*load), rel=0.12)
 
 
 def test_whole_prompts_which_every_stage_waits_for_are_cut_by_the_engine() -> None:

@@ -128,6 +128,36 @@ def test_steps_are_the_engines(
             pair.take()
 
 
+@given(st.integers(2, 4), st.floats(1.0, 8.0), st.data())
+def test_steps_with_and_without_a_stream_take_as_much_of_a_prompt(
+    stages: int, brought: float, data: st.DataObject
+) -> None:
+    """So that none of two neighbours in a pipeline waits for the other."""
+    streams = data.draw(st.integers(1, stages - 1))
+    scheduler = Scheduler(Limits(MicroBatch(1, 4, 512, prompts_per_token=brought), 16, 1000, 1000), stages)
+    flight = deque[list[Sequence]]()
+
+    def step() -> Batch | None:
+        batch, sampled = scheduler.next_batch() or (None, [])
+        flight.append(sampled)
+        for each in flight.popleft() if len(flight) == stages else ():
+            each.produced += 1
+            scheduler.take(each)
+        return batch
+
+    for number in range(streams):
+        scheduler.add(Sequence(number, Request(0.0, 1, 500)))
+    for _ in range(3 * stages):
+        step()
+    for rows, tokens in ((1, 0), (1, 64)) * 40:
+        scheduler.pace.learn(rows, tokens, 0.1 + 0.1 * tokens)  # the pace allows next to nothing
+    scheduler.add(Sequence(streams, Request(0.0, 400, 1)))
+    steps = [batch for batch in (step() for _ in range(4 * stages)) if batch]
+    assert {batch.decoding > 0 for batch in steps} == {True, False}
+    chunks = [sum(each.tokens for each in batch.chunks) for batch in steps]
+    assert max(chunks) - min(chunks) <= 1
+
+
 loads = st.lists(
     st.tuples(st.floats(0, 100), st.integers(0, 50), st.sampled_from([0.0, 0.5, 0.949, 0.95, 1.0])),
     min_size=1,

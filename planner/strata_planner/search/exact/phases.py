@@ -24,6 +24,8 @@ from strata_planner.question.workload import Workload
 
 Seconds = tuple[float, float]  # of each phase
 
+_FEW = 8  # one part in so many of a step's tokens of prompts is few
+
 
 @dataclass(frozen=True)
 class Pair:
@@ -132,13 +134,16 @@ class SteadyPhases:
         return rows + attention, layer(decode_phase(self.load, pair.decode))
 
     def begun(self, layer: Callable[[Phase], float], pair: Pair) -> float:
-        """Seconds that prompts add to a layer however few they are: where the line through the whole and the half of a step's tokens begins. Of experts:
-        few tokens read nearly all of them.
+        """Seconds that prompts add to a layer however few they are: where the line through the whole and a small part of a step's tokens begins.
+        Few tokens read nearly all experts, and a processor takes longer for each of few rows than of many.
         """
         rows = self.prompts(pair).rows
+        few = -(-rows // _FEW)
+        if few == rows:
+            return 0.0
         alone = layer(Phase(pair.decode, 1, 0))
-        half, whole = (layer(Phase(1, pair.decode + each, 0)) - alone for each in (rows // 2, rows))
-        return min(max(0.0, 2 * half - whole), max(0.0, whole))
+        some, whole = (layer(Phase(1, pair.decode + each, 0)) - alone for each in (few, rows))
+        return min(max(0.0, (rows * some - few * whole) / (rows - few)), max(0.0, whole))
 
     def of_a_step(self, beside: Callable[[Phase, int], float], pair: Pair) -> Seconds:
         prompts = self.prompts(pair)

@@ -35,11 +35,6 @@ class Unit:
     layers: tuple[LayerShape, ...]
     bits: tuple[int, ...]
 
-    @property
-    def chooses(self) -> bool:
-        """Whether some of its experts are idle for a token."""
-        return any(each.copies > each.active for layer in self.layers for each in layer.linears)
-
 
 @dataclass(frozen=True)
 class Pricing:
@@ -110,10 +105,7 @@ class PricedGroup:
         if pair not in self._begun:
             steady = SteadyPhases(self._pricing.request.workload)
             self._begun[pair] = {
-                unit: {
-                    bits: steady.begun(partial(self._seconds, unit, self.formats[bits]), pair) if unit.chooses else 0.0
-                    for bits in seconds
-                }
+                unit: {bits: steady.begun(partial(self._seconds, unit, self.formats[bits]), pair) for bits in seconds}
                 for unit, seconds in self.units(pair).items()
             }
         return self._begun[pair]
