@@ -42,6 +42,8 @@ def steps_of(pricer: Pricer, found: Found) -> Problem:
 
 def least_prompt_tokens(pricer: Pricer, found: Found, steps: Problem) -> int:
     """The plan's `MicroBatch.least_prompt_tokens`; `steps`: as `steps_of` has it."""
+    if not pricer.request.model.has_experts:
+        return 0
     stages = _stage_steps(pricer, found, steps)
     return math.ceil(float(least_share(stages)[0]) * pricer.prompts(found.candidate.pair).rows)
 
@@ -53,7 +55,8 @@ def _steady(pricer: Pricer, found: Found) -> Steady:
     told = (load.concurrency, batches, steps_under_way(pair.count, count), pricer.prompts(pair).steps)
     in_flight, cut, under, steps = (np.array([float(each)]) for each in told)
     lengths = (load.output_tokens, load.prompt_tokens, load.prompt_variation)
-    return steady(_stage_steps(pricer, found, steps_of(pricer, found)), Load(in_flight, cut, under, steps, *lengths))
+    requests = Load(in_flight, cut, under, steps, *lengths, has_experts=pricer.request.model.has_experts)
+    return steady(_stage_steps(pricer, found, steps_of(pricer, found)), requests)
 
 
 def _stage_steps(pricer: Pricer, found: Found, problem: Problem) -> StageSteps:

@@ -30,7 +30,8 @@ _ROUNDS = 4  # of the fixed point; the share of requests that are decoding moves
 class Load:
     """Arrays [loads]. `in_flight`: requests; `micro_batches`: that decoding ones are cut into; `under_way`: steps, at most; `prompt_steps`: steps
     that carry one prompt, less than 1 where several share one, and streams do not keep them short. `output_tokens` of each request,
-    `prompt_tokens` that come before them; `prompt_variation` of these, the variance over the square of the mean.
+    `prompt_tokens` that come before them; `prompt_variation` of these, the variance over the square of the mean. `has_experts`: of which few
+    tokens read nearly all, so that steps take no small parts of prompts.
     """
 
     in_flight: Floats
@@ -40,12 +41,13 @@ class Load:
     output_tokens: int
     prompt_tokens: int
     prompt_variation: float = 0.0
+    has_experts: bool = False
 
     def at(self, chosen: npt.NDArray[np.intp]) -> "Load":
         """Of these loads alone."""
         arrays = (self.in_flight, self.micro_batches, self.under_way, self.prompt_steps)
         in_flight, count, under, steps = (each[chosen] for each in arrays)
-        return Load(in_flight, count, under, steps, self.output_tokens, self.prompt_tokens, self.prompt_variation)
+        return replace(self, in_flight=in_flight, micro_batches=count, under_way=under, prompt_steps=steps)
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ def long_rounds(load: Load, decoding: Floats, prompt_steps: Floats) -> tuple[Flo
 
 def least_share(stages: StageSteps) -> Floats:
     """[loads] The share of a chunk with which each of its tokens takes twice as long as in the whole chunk, of stages as slow as the slowest; 0 where no
-    smaller one does.
+    smaller one does. Of models with experts: of others' few tokens it is known what an eighth of a chunk takes, not what fewer do.
     """
     begun, added = stages.begun.max(axis=0), np.maximum(stages.prompts.max(axis=0), 1e-12)
     share: Floats = begun / (added + begun)
@@ -138,7 +140,7 @@ def steady(stages: StageSteps, load: Load) -> Steady:
     through = stages.decode.sum(axis=0) + hops
     begun, prompts = stages.begun.sum(axis=0), (stages.prompts + stages.send_prompts).sum(axis=0)
     beginning = slowest_of(np.maximum(decode, stages.decode + stages.begun), stages.varies, load.micro_batches)
-    least, any_chunk = least_share(stages), stages.begun.max(axis=0)
+    least, any_chunk = least_share(stages) if load.has_experts else 0.0, stages.begun.max(axis=0)
     count = load.micro_batches
     quiet = np.maximum(through, count * slowest)
     decoding = load.in_flight

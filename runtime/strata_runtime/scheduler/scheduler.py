@@ -180,7 +180,7 @@ class Scheduler:
         decoding = [self._advance(sequence, 1) for sequence in picked]
         rows = sum(segment.length for _, segment in decoding)
         most = max(self.limits.micro_batch.most_prompts(rows), self._resumed(rows))
-        prompts = self._prefill_segments(self._prompt_budget(rows), most)
+        prompts = self._prefill_segments(self._prompt_budget(rows, rows - len(decoding)), most)
         return Batch(decoding + prompts, len(decoding))
 
     def _wait(self, sequence: Sequence) -> None:
@@ -371,8 +371,10 @@ class Scheduler:
         """Blocks that their own next tokens need."""
         return sum(self._lacks(sequence, sequence.computed + 1) for sequence in picked)
 
-    def _prompt_budget(self, rows: int) -> int:
-        """Tokens of prompts beside so many rows that decode; bounded for the streams' sake if there are any, also in other steps under way."""
+    def _prompt_budget(self, rows: int, drafts: int) -> int:
+        """Tokens of prompts beside so many rows that decode, drafts among them; bounded for the streams' sake if there are any, also in other steps under
+        way.
+        """
         planned = self.limits.micro_batch
         budget = planned.max_step_tokens - rows
         first_tokens = len(self._prefilling) + len(self._apart)
@@ -380,7 +382,8 @@ class Scheduler:
             return budget
         allowed = self.pace.tokens(max(rows, 1), first_tokens + len(self.waiting))
         decoding = len(self.running) - first_tokens
-        brought = planned.prompts_per_token * rows_of_a_step(decoding, self.limits.under_way, planned.decode)
+        answered = rows_of_a_step(decoding, self.limits.under_way, planned.decode) + drafts
+        brought = planned.prompts_per_token * answered
         part = filled(len(self.running) + len(self.waiting), planned.decode)
         least = planned.least_prompt_tokens
         fewest = fewest_tokens(len(self._prefilling), self.limits.page_tokens, brought, part, least)

@@ -134,7 +134,7 @@ class Columns:
         in_flight, count, under, prompts = (self._each(values) for values in (rungs, batches, most, steps))
         load = request.workload
         lengths = (load.output_tokens, load.prompt_tokens, load.prompt_variation)
-        self.load = Load(in_flight, count, under, prompts, *lengths)
+        self.load = Load(in_flight, count, under, prompts, *lengths, has_experts=request.model.has_experts)
         self.decode_size = self._each([pair.decode for pair in self.pairs])
         self.width = np.tile(np.arange(self.widths), len(self.pairs))
         self.rung = np.tile(np.repeat(np.arange(len(pricers)), self.widths), len(self.splits))
