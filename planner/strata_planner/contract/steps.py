@@ -41,8 +41,8 @@ def prompts_of_a_step(by_rank: Sequence[P], most: int) -> list[P]:
 
 
 def rows_of_a_step(decoding: int, under_way: int, most: int) -> float:
-    """Of so many sequences that decode, in the mean over all steps under way, also over those that none is left for: of two neighbours in a
-    pipeline, one with a row and one without, the latter would wait for the former if prompts went beside rows alone.
+    """Of so many sequences that decode, in the mean over all steps under way, also over those that none is left for. Steps without a row would
+    otherwise carry less of a prompt than their neighbours, and wait for them.
     """
     return min(decoding / under_way, most)
 

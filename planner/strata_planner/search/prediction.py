@@ -42,10 +42,8 @@ def steps_of(pricer: Pricer, found: Found) -> Problem:
 
 def least_prompt_tokens(pricer: Pricer, found: Found, steps: Problem) -> int:
     """The plan's `MicroBatch.least_prompt_tokens`; `steps`: as `steps_of` has it."""
-    if not pricer.request.model.has_experts:
-        return 0
-    stages = _stage_steps(pricer, found, steps)
-    return math.ceil(float(least_share(stages)[0]) * pricer.prompts(found.candidate.pair).rows)
+    share = least_share(_stage_steps(pricer, found, steps), has_experts=pricer.request.model.has_experts)
+    return math.ceil(float(share[0]) * pricer.prompts(found.candidate.pair).rows)
 
 
 def _steady(pricer: Pricer, found: Found) -> Steady:

@@ -100,32 +100,33 @@ def long_rounds(load: Load, decoding: Floats, prompt_steps: Floats) -> tuple[Flo
     return carrying, 1 - (1 - carrying) * np.exp(-(load.micro_batches - 1) * begun)
 
 
-def least_share(stages: StageSteps) -> Floats:
+def least_share(stages: StageSteps, *, has_experts: bool) -> Floats:
     """[loads] The share of a chunk with which each of its tokens takes twice as long as in the whole chunk, of stages as slow as the slowest; 0 where no
-    smaller one does. Of models with experts: of others' few tokens it is known what an eighth of a chunk takes, not what fewer do.
+    smaller one does. Of models with experts alone, whose layers are read nearly whole for any few tokens: what others take is known of an
+    eighth of a chunk, and is less of a smaller part.
     """
+    if not has_experts:
+        return np.zeros(stages.begun.shape[1])
     begun, added = stages.begun.max(axis=0), np.maximum(stages.prompts.max(axis=0), 1e-12)
     share: Floats = begun / (added + begun)
     return share
 
 
-def kept_short(
-    load: Load, decoding: Floats, alone: Floats, added: Floats, begun: Floats, least: Floats | float
-) -> Floats:
+def kept_short(load: Load, decoding: Floats, alone: Floats, added: Floats, begun: Floats, least: Floats) -> Floats:
     """The share of a chunk that steps take of prompts, so that streams keep their pace (contract.steps, `Pace`). `alone`: seconds of the slowest stage in
     a step that only decodes; `added`: what a whole chunk adds to it, `begun`: any chunk. `least`: the share below which none goes. The pace knows tokens to
     be as dear as they were in the chunks that it saw, small ones.
 
-    A prompt counts itself and those that wait beside it. All steps under way take at least some more than the workload brings. Prompts that
-    nothing decodes beside are not kept short: theirs are so many steps less, not so many tokens more.
+    A prompt counts itself and those that wait beside it. All steps under way take at least some more than the workload brings. What nothing
+    decodes beside is not kept short; the mean is one of steps that a prompt takes, so that of shares it is the harmonic one.
     """
     others = decoding * (load.in_flight - 1) / load.in_flight
     waiting = load.in_flight - others
     pace = STREAMS_PART * waiting * alone / np.maximum(added + begun, 1e-12)
     pace = np.maximum(pace, np.maximum(least, FEWEST_TOKENS * load.prompt_steps / load.prompt_tokens))
     brought = KEEPS_UP * others / load.under_way / load.output_tokens * load.prompt_steps
-    taken = np.minimum(1.0, np.maximum(pace, brought))
-    kept: Floats = 1 / (1 + np.minimum(1.0, others) * (1 / taken - 1))
+    beside = np.minimum(1.0, np.maximum(pace, brought))
+    kept: Floats = 1 / (1 + np.minimum(1.0, others) * (1 / beside - 1))
     return kept
 
 
@@ -140,7 +141,7 @@ def steady(stages: StageSteps, load: Load) -> Steady:
     through = stages.decode.sum(axis=0) + hops
     begun, prompts = stages.begun.sum(axis=0), (stages.prompts + stages.send_prompts).sum(axis=0)
     beginning = slowest_of(np.maximum(decode, stages.decode + stages.begun), stages.varies, load.micro_batches)
-    least, any_chunk = least_share(stages) if load.has_experts else 0.0, stages.begun.max(axis=0)
+    least, any_chunk = least_share(stages, has_experts=load.has_experts), stages.begun.max(axis=0)
     count = load.micro_batches
     quiet = np.maximum(through, count * slowest)
     decoding = load.in_flight

@@ -382,8 +382,8 @@ class Scheduler:
             return budget
         allowed = self.pace.tokens(max(rows, 1), first_tokens + len(self.waiting))
         decoding = len(self.running) - first_tokens
-        answered = rows_of_a_step(decoding, self.limits.under_way, planned.decode) + drafts
-        brought = planned.prompts_per_token * answered
+        told = rows_of_a_step(decoding, self.limits.under_way, planned.decode) + drafts
+        brought = planned.prompts_per_token * told
         part = filled(len(self.running) + len(self.waiting), planned.decode)
         least = planned.least_prompt_tokens
         fewest = fewest_tokens(len(self._prefilling), self.limits.page_tokens, brought, part, least)

@@ -1,5 +1,7 @@
 """Tokens drafted by coarser weights: how many steps they take and save, and who waits for them. That no text changes is a law of `test_engine`."""
 
+from dataclasses import replace
+
 import pytest
 from msgspec import structs
 
@@ -66,6 +68,29 @@ def test_while_prompts_are_computed_nothing_is_drafted() -> None:
     assert pipeline.steps - before <= 100 // 8
     pipeline.drain()
     assert pipeline.draft_steps > drafts
+
+
+def test_steps_that_verify_drafts_take_more_of_a_prompt() -> None:
+    """What is answered sooner brings prompts sooner."""
+    planned = limits(Speculation("ngram", 4), stages=1, page_budget=400, max_model_len=1000, step=64)
+    planned = replace(planned, micro_batch=structs.replace(planned.micro_batch, prompts_per_token=2.0))
+    pipeline = Pipeline(Engine(planned), row_seconds=0.1)  # the pace allows next to nothing
+    pipeline.engine.submit(submit("r0", [100, 101, 102, 101] * 4, 400, stop_tokens=[]))
+    for _ in range(40):
+        pipeline.step()
+        pipeline.result()
+    pipeline.engine.submit(submit("r1", prompt(1, 900), 1))
+    taken: dict[int, set[int]] = {}
+    for _ in range(40):
+        step = pipeline.engine.next_step()
+        assert step is not None
+        stream, *chunks = step.segments
+        taken.setdefault(stream.length - 1, set()).add(sum(each.length for each in chunks))
+        pipeline.accept(step)
+        pipeline.result()
+    assert len(taken) > 1
+    least = [min(taken[drafts]) for drafts in sorted(taken)]
+    assert least == sorted(set(least))
 
 
 def test_drafts_take_only_blocks_that_are_free() -> None:
