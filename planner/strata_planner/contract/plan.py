@@ -4,6 +4,7 @@ Made by the planner, stored by the operator (one immutable ConfigMap per epoch),
 versioned; the JSON schema is published by `plan_schema`. Knows nothing of how it was found or how it is run.
 """
 
+from inspect import cleandoc
 from typing import Any, Literal, Self
 
 import msgspec
@@ -378,5 +379,9 @@ def _check_shadow(shadow: Shadow, node: str | None, num_layers: int) -> None:
 
 
 def plan_schema() -> dict[str, Any]:
-    """The JSON schema of a Plan, as published in docs/plan.schema.json."""
-    return msgspec.json.schema(Plan)
+    """The JSON schema of a Plan, as published in docs/plan.schema.json. From docstrings, which not all releases of msgspec free of indents."""
+    schema = msgspec.json.schema(Plan)
+    for each in schema["$defs"].values():
+        if "description" in each:
+            each["description"] = cleandoc(each["description"])
+    return schema
