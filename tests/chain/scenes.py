@@ -72,10 +72,10 @@ def chats_go_on(world: ChainWorld) -> None:
 
 
 def chats_look_alike(world: ChainWorld) -> None:
-    """Their last block is the same, and those before it are not; a step takes no more than these."""
+    """Their first block is not the same, and all behind it are; a step takes one block at most, a prompt that is alone three equal parts."""
     world.passes(6)
     for number in range(8):
-        world.ask((*[number] * 16, 5, 6, 7, 8, 9), 12, number % 2, at=number)
+        world.ask((*[number] * 16, *range(5, 37)), 12, number % 2, at=number)
         world.passes(0.4, every=0.2)
     world.settle()
 

@@ -24,8 +24,10 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 PROMPT = "<|user|>\nWhat does json.dumps do?<|end|>\n<|assistant|>\n"
 TOKENS = 96
+# As many as both replicas have some of: one is planned for a seventh of what the other is.
 STREAMS = [
-    f"<|user|>\nWhat does {name} do?<|end|>\n<|assistant|>\n" for name in ("sorted", "json.loads", "zip", "open")
+    f"<|user|>\nWhat does {name} do?<|end|>\n<|assistant|>\n"
+    for name in ("sorted", "json.loads", "zip", "open", "len", "max", "min", "sum", "any", "round")
 ]
 LONG = 160  # tokens of an answer that is still being streamed when its replica, or the other one, is lost
 COUNT_LABEL = "strata.dev/device.count"
