@@ -142,7 +142,10 @@ def test_a_stream_outlives_its_gateway(chat: Deployed, cluster: Cluster, expecte
                 if line.startswith("id: "):
                     number = line[4:]
                 elif line.startswith("data: {"):
-                    piece = json.loads(line[6:])["choices"][0]["text"]
+                    event = json.loads(line[6:])
+                    if "error" in event:  # of the one that ends, where the Service still led to it
+                        break
+                    piece = event["choices"][0]["text"]
                 elif not line and number:  # an event counts once it is whole
                     headers["Last-Event-ID"], text = number, text + piece
                     number = piece = ""
