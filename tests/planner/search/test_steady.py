@@ -2,7 +2,6 @@
 
 import math
 import random
-import sys
 
 import numpy as np
 import pytest
@@ -137,7 +136,7 @@ def test_prompts_that_are_dear_beside_few_streams_are_told_too(
     monkeypatch: pytest.MonkeyPatch, stages: int, in_flight: int, prompt: int, answer: int, begun: float
 ) -> None:
     """As on a processor, where some five tokens of a prompt take as long as a step that decodes, and few of them longer each."""
-    monkeypatch.setattr(sys.modules[__name__], "ROW", FIXED / 4)
+    monkeypatch.setitem(globals(), "ROW", FIXED / 4)
     load = ([1.0] * stages, in_flight, prompt, answer, 128, LAN)
     formula = told(*load, begun=begun, has_experts=False)
     rate = closed_loop(*load, begun=begun).steady_tokens_per_second(in_flight) / answer
@@ -231,12 +230,13 @@ pipelines = st.tuples(
 def test_quicker_stages_and_links_are_never_worse(
     pipeline: tuple[list[float], int, int, int, int], factor: float, place: int, begun: float
 ) -> None:
-    """Hardly: the fixed point may fall elsewhere, in one of ten thousand pipelines by more than a hundredth, in none of thirty thousand by a twentieth."""
+    """Hardly: the fixed point may fall elsewhere, in two of thirty thousand pipelines by four hundredths. With much more than `FIXED` it does so oftener."""
     speeds, *load = pipeline
     quicker = [speed * factor if at == place else speed for at, speed in enumerate(speeds)]
     slow = told(speeds, *load, hop=Hop(0.5, 0.01), begun=begun)
     fast = told(quicker, *load, hop=Hop(0.25, 0.005), begun=begun)
-    assert float(fast.requests_per_second[0]) >= float(slow.requests_per_second[0]) * (1 - 0.05)
+    worse = 0.03 if begun else 0.01
+    assert float(fast.requests_per_second[0]) >= float(slow.requests_per_second[0]) * (1 - worse)
 
 
 @given(pipelines)

@@ -492,9 +492,7 @@ def test_a_small_prompt_passes_a_large_one_also_beside_streams_that_bear_little(
     assert set(lengths[-15:]) == {1 + FEWEST_TOKENS}
     engine.submit(submit("r2", prompt(1, 10), 1))
     assert "r2" in step()
-    assert (
-        1 + 10 < lengths[-1] <= 1 + FEWEST_TOKENS + 16
-    )  # all of it, and of the other what is left of a block and a few
+    assert lengths[-1] == 1 + 10 + 14 // 2  # all of it, and half of what is left of the other's block
     for _ in range(5):
         assert step() == ["r0"]
 
