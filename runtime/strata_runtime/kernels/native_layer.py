@@ -16,64 +16,78 @@ from strata_runtime.kernels.native_calls import function
 
 MOST_TOKENS = 64  # beyond, what is saved is nothing beside the products
 
-_STEP = struct.Struct("5q")  # the first part of `LayerCall` of kernels/native/layer.cpp, then the others
-_NORMS = struct.Struct("5qd")
-_PLACES = struct.Struct("12q")
-_RULE = struct.Struct("d2q")
+# The parts of `LayerCall` of kernels/native/layer.cpp: of a call, of a step, of a layer.
+_CALL, _STEP, _LAYER = struct.Struct("2q"), struct.Struct("10q"), struct.Struct("6qd5qdq")
 
 
 class Norms(NamedTuple):
-    """Weights of a layer's norms, before and behind attention [width], of queries and keys [head_width], all with one epsilon."""
+    """Weights of a layer's norms, before and behind attention [width], of queries and keys [head_width]."""
 
-    before: Tensor | None
+    before: Tensor | None  # of every layer there is one
     behind: Tensor | None
     query: Tensor | None
     key: Tensor | None
-    epsilon: float
 
 
-class Seen(NamedTuple):
-    """What a step's tokens see, and how: cos and sin [tokens, head_width]; where their own keys and values go, int64 [tokens]; the layer's pool; its scale and window."""
+class Step(NamedTuple):
+    """What all layers of a step have in common. `memory`: what a layer takes beside its hidden states, whose `work_columns` it has at least."""
 
-    cos: Tensor
-    sin: Tensor
-    places: Tensor
-    entries: Entries
-    spans: Spans
-    page_tokens: int
-    scale: float
-    window: int | None
+    tokens: int
+    memory: Tensor
+    numbers: bytes
 
 
-def layer(hidden: Tensor, norms: Norms, seen: Seen, products: Sequence[bytes], work_columns: int) -> Tensor:
-    """hidden: [tokens, width], contiguous as all tensors here -> [tokens, width]. The tokens' keys and values are stored on the way.
+def step(cos: Tensor, sin: Tensor, places: Tensor, spans: Spans, page_tokens: int, work_columns: int) -> Step:
+    """cos and sin: bfloat16 [tokens or more, head_width], contiguous; places: where keys and values of the tokens go, int64 [tokens].
 
-    `products`: of query, key, value, output, gate, up, down, by `native_calls.product`; `work_columns`: as the function of that name says.
+    The bytes hold none of them.
     """
-    tokens, width = hidden.shape
-    out, memory = hidden.new_empty(tokens, width), hidden.new_empty(tokens, work_columns)
-    entries, spans = seen.entries, seen.spans
-    weights = map(_address, norms[:4])
-    numbers = (
-        _STEP.pack(hidden.data_ptr(), out.data_ptr(), memory.data_ptr(), tokens, width),
-        _NORMS.pack(entries.keys.shape[2], *weights, norms.epsilon),
-        _PLACES.pack(
-            seen.cos.data_ptr(),
-            seen.sin.data_ptr(),
-            seen.places.data_ptr(),
-            entries.keys.data_ptr(),
-            entries.values.data_ptr(),
-            *map(_address, entries.scales or (None, None)),
-            entries.keys.shape[1],
-            seen.page_tokens,
-            spans.numbers.data_ptr(),
-            spans.numbers.shape[0] // 4,
-            spans.pages.data_ptr(),
-        ),
-        _RULE.pack(seen.scale, seen.window or 0, torch.get_num_threads()),
-        *products,
+    tokens = places.shape[0]
+    memory = cos.new_empty(tokens, work_columns)
+    numbers = _STEP.pack(
+        tokens,
+        memory.data_ptr(),
+        cos.data_ptr(),
+        sin.data_ptr(),
+        places.data_ptr(),
+        page_tokens,
+        spans.numbers.data_ptr(),
+        spans.numbers.shape[0] // 4,
+        spans.pages.data_ptr(),
+        torch.get_num_threads(),
     )
-    function("strata_layer")(b"".join(numbers))
+    return Step(tokens, memory, numbers)
+
+
+def layer_numbers(norms: Norms, epsilon: float, entries: Entries, scale: float, window: int | None) -> bytes:
+    """What a layer is beside its products: its norms, its pool, how its tokens see. The bytes hold none of it."""
+    keys = entries.keys
+    assert norms.before is not None, "a layer without a norm before its attention does not go as Llama's"
+    return _LAYER.pack(
+        norms.before.shape[0],
+        keys.shape[2],
+        *map(_address, norms),
+        epsilon,
+        keys.data_ptr(),
+        entries.values.data_ptr(),
+        *map(_address, entries.scales or (None, None)),
+        keys.shape[1],
+        scale,
+        window or 0,
+    )
+
+
+def layer(hidden: Tensor, step: Step, numbers: bytes, products: Sequence[bytes]) -> Tensor:
+    """hidden: [1, tokens or more, width], contiguous -> the same, zeros behind the tokens. Their keys and values are stored on the way.
+
+    `numbers`: by `layer_numbers`; `products`: of query, key, value, output, gate, up, down, by `native_calls.product`.
+    """
+    out = torch.empty_like(hidden)
+    if hidden.shape[1] > step.tokens:
+        out[:, step.tokens :] = 0
+    function("strata_layer")(
+        b"".join((_CALL.pack(hidden.data_ptr(), out.data_ptr()), step.numbers, numbers, *products))
+    )
     return out
 
 

@@ -4,7 +4,7 @@ Used by `load_stage` for the linears that the plan leaves dense, and for the hea
 native library's layout where it runs: the weight is one stream for any number of tokens, and no kernels are kept for their number. Else oneDNN's.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -54,6 +54,11 @@ class BlockedLinear(nn.Module):
     def nbytes(self) -> int:
         """Of the weight."""
         return self.out_features * self.in_features * torch.bfloat16.itemsize
+
+    @property
+    def opaque(self) -> Sequence[torch.Tensor]:
+        """The memory of a weight in the native library's layout (`huge_pages`)."""
+        return () if self.packed is None else (self.packed.values,)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         return self._multiply(inputs)

@@ -24,6 +24,7 @@ from strata_runtime.errors import InputError
 from strata_runtime.formats import COMPUTE_DTYPES
 from strata_runtime.formats.static8.activation_file import activations_of
 from strata_runtime.formats.vendor_sums import add_in_float32
+from strata_runtime.huge_pages import gather_beside
 from strata_runtime.loading.artefact import Artefact, DamagedError, find_artefact
 from strata_runtime.loading.checkpoint import Checkpoint
 from strata_runtime.loading.difference import Difference
@@ -161,6 +162,7 @@ def _load(
         _share_among_ranks(model, stage, role, options.collectives)
         difference.set_drafts(model)
         add_drafts(model, role, cache, tell)
+    gather_beside([stage.module])
     if source.artefact is not None and not source.artefact.manifest.files:
         source.artefact = None
     if options.collectives is None:

@@ -25,6 +25,7 @@ from strata_runtime.errors import InputError
 from strata_runtime.formats import COMPUTE_DTYPES, QuantLinear
 from strata_runtime.formats.planes.any_linear import AnyLinear
 from strata_runtime.formats.weights import PlanesWeight
+from strata_runtime.huge_pages import gather_beside
 from strata_runtime.loading.artefact import find_artefact
 from strata_runtime.loading.artefact_manifest import read_manifest
 from strata_runtime.loading.blocked import can_block, dense_linear
@@ -100,6 +101,7 @@ class Change:
             self.stored.clear()
             self.modules.clear()
             self.drafts.clear()
+        gather_beside(self.model.linears(self.layer).values())
         if self.model.device.type == "cuda":
             torch.cuda.empty_cache()  # torch would keep what was freed for itself
 

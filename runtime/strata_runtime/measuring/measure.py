@@ -31,7 +31,7 @@ from strata_runtime.errors import InputError
 from strata_runtime.kernels.native import build
 from strata_runtime.measuring.rates import Subject, profile_of
 
-VERSION = 13  # of the measurement: raised when its results change meaning
+VERSION = 14  # of the measurement: raised when its results change meaning
 # Other slots of this machine compute meanwhile and share its memory: so many processes do while one is measured. What small layers take is
 # measured beside small ones, what reading large weights takes beside large ones, which leave less of the memory to others.
 MOST_BESIDE = 3

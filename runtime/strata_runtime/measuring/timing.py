@@ -19,6 +19,7 @@ from strata_planner.contract.formats import ComputeType, FormatName
 from strata_planner.contract.rows import TIMED_ROWS
 from strata_runtime.formats import COMPUTE_DTYPES, MAKERS, make_linear, stored_bytes_of
 from strata_runtime.formats.vendor_sums import add_in_float32
+from strata_runtime.huge_pages import gather, kept_by
 from strata_runtime.loading.blocked import dense_linear
 from strata_runtime.measuring.rates import PREFILL_TOKENS, SOME_TOKENS, LinearSeconds, Overheads, Timings, mean_of
 
@@ -82,7 +83,9 @@ def read_together(threads: int) -> float:
             token = torch.zeros(1, CPU_FEATURES, dtype=torch.bfloat16)
             weight = torch.zeros(READ_OUTPUTS, CPU_FEATURES, dtype=torch.bfloat16)
             count = copies_beyond_cache(weight.nbytes, weight.device)
-            calls = [partial(dense_linear(weight.clone(), None), token) for _ in range(count)]
+            linears = [dense_linear(weight.clone(), None) for _ in range(count)]
+            gather(kept_by(linears))
+            calls = [partial(each, token) for each in linears]
             return weight.nbytes / min(best_seconds(calls, weight.device) for _ in range(ROUNDS))
     finally:
         torch.set_num_threads(own)
@@ -127,6 +130,7 @@ def _bandwidth(weight: Tensor) -> float:
     """Bytes a second of a 16-bit matrix-vector product over weights that no cache holds."""
     token = weight[:1].clone()
     copies = [weight.clone() for _ in range(copies_beyond_cache(weight.nbytes, weight.device))]
+    gather(copies)
     calls = [partial(nn.functional.linear, token, each) for each in copies]
     return weight.nbytes / typical_seconds(calls, weight.device)
 
@@ -141,6 +145,7 @@ def _flops(weight: Tensor) -> float:
 def _linear(make: Callable[[], nn.Module], size_bytes: int, tokens: Tensor) -> LinearSeconds:
     """`make` makes one more, with `size_bytes` of its own; tokens: [PREFILL_TOKENS, inputs]."""
     modules = [make() for _ in range(copies_beyond_cache(size_bytes, tokens.device))]
+    gather(kept_by(modules))  # as slots have them
     decode = typical_seconds([partial(each, tokens[:1]) for each in modules], tokens.device)
     many, some = (
         typical_seconds([partial(modules[0], rows)], tokens.device) for rows in (tokens, tokens[:SOME_TOKENS])

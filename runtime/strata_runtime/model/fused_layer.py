@@ -4,27 +4,31 @@ Given to layers by `fused_forwards`. What the library does not take goes the lay
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from strata_runtime.kernels import native_attention, native_layer, native_rowwise
-from strata_runtime.kernels.native_layer import MOST_TOKENS, Norms, Seen
+from strata_runtime.kernels.native_attention import Entries
+from strata_runtime.kernels.native_layer import MOST_TOKENS, Norms, Step
 from strata_runtime.model.attention_rule import AttentionRule
+from strata_runtime.model.kv.batch import Batch
+
+Positions = tuple[Tensor, Tensor]  # cos and sin, [1, rows, head_width]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class FusedLayer:
-    """`norms`, `linears`: modules, as `native_layer.layer` names them; of linears with their attribute: what is there may be replaced between two steps."""
+    """`norms`, `linears`: modules, as `native_layer` names them, of linears with their name in the parent: what is there may be replaced between two steps."""
 
     attention: Any
     norms: tuple[Any, Any, Any, Any]
     linears: tuple[tuple[Any, str], ...]
     rule: AttentionRule
     work_columns: int
+    _known: tuple[Norms, Entries, bytes] | None = field(default=None, init=False)
 
     @classmethod
     def of(cls, layer: Any, window: int | None) -> "FusedLayer | None":
@@ -48,49 +52,69 @@ class FusedLayer:
         self,
         own: Callable[..., Tensor],
         hidden_states: Tensor,
-        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        position_embeddings: Positions | None = None,
         **given: Any,
     ) -> Tensor:
         """hidden_states: [1, rows, width]; as the layer's own."""
-        products = self._products(hidden_states, position_embeddings)
-        if products is None:
-            return own(hidden_states, position_embeddings=position_embeddings, **given)
-        assert position_embeddings is not None
-        step, number = self.attention.strata_step, self.attention.layer_idx
-        step.rules[number] = self.rule
-        step.layers_begun += 1
-        batch, pool = step.batch, step.batch.layers[number]
-        seen = Seen(
-            *position_embeddings,
-            batch.places,
-            pool.entries,
-            batch.native_spans,
-            batch.page_tokens,
-            self.rule.scale,
-            self.rule.window,
-        )
-        before, behind, query, key = (None if each is None else each.weight for each in self.norms)
-        norms = Norms(before, behind, query, key, self.norms[0].variance_epsilon)
-        out = native_layer.layer(hidden_states[0, : batch.tokens], norms, seen, products, self.work_columns)
-        return functional.pad(out, (0, 0, 0, hidden_states.shape[1] - batch.tokens))[None]
+        of_model = self.attention.strata_step
+        number = self.attention.layer_idx
+        step = self._step(of_model.batch, hidden_states, position_embeddings)
+        if step is not None:
+            entries, products = of_model.batch.layers[number].entries, self._products(step.tokens)
+            if entries is not None and products is not None:
+                of_model.rules[number] = self.rule
+                of_model.layers_begun += 1
+                return native_layer.layer(hidden_states, step, self._numbers(entries), products)
+        return own(hidden_states, position_embeddings=position_embeddings, **given)
 
-    def _products(self, hidden: Tensor, positions: tuple[Tensor, Tensor] | None) -> list[bytes] | None:
-        """Of its linears as they are now; None: the library does not take the step."""
-        batch = self.attention.strata_step.batch
-        if batch is None or batch.tokens > MOST_TOKENS or positions is None or not native_rowwise.takes(hidden):
+    def _step(self, batch: Batch | None, hidden: Tensor, positions: Positions | None) -> Step | None:
+        """Worked out by the first layer that asks; None: the library does not take it."""
+        if batch is None or positions is None:
             return None
-        pool, width = batch.layers[self.attention.layer_idx], self.attention.head_dim
-        if pool.entries is None or not native_attention.takes(hidden.dtype, hidden.device, width):
+        if hidden.dtype is not torch.bfloat16 or not hidden.is_contiguous() or hidden.shape[0] != 1:
             return None
-        if any(
-            each.dtype is not torch.bfloat16 or each.shape[-1] != width or not each.is_contiguous()
-            for each in positions
-        ):
-            return None
-        if hidden.shape[0] != 1 or not hidden.is_contiguous() or batch.places.device.type != "cpu":
-            return None
-        named = [_product(getattr(parent, name), batch.tokens) for parent, name in self.linears]
-        return [each for each in named if each is not None] if None not in named else None
+        known = batch.fused_steps.get(id(positions))
+        if known is not None and (known[1] is None or known[1].memory.shape[1] >= self.work_columns):
+            return known[1]
+        made = (
+            native_layer.step(*positions, batch.places, batch.native_spans, batch.page_tokens, self.work_columns)
+            if self._takes(batch, hidden, positions)
+            else None
+        )
+        batch.fused_steps[id(positions)] = (positions, made)
+        return made
+
+    def _takes(self, batch: Batch, hidden: Tensor, positions: Positions) -> bool:
+        width = self.attention.head_dim
+        return (
+            batch.tokens <= MOST_TOKENS
+            and native_rowwise.takes(hidden)
+            and batch.places.device.type == "cpu"
+            and native_attention.takes(hidden.dtype, hidden.device, width)
+            and all(
+                each.dtype is torch.bfloat16 and each.shape[-1] == width and each.is_contiguous() for each in positions
+            )
+        )
+
+    def _products(self, tokens: int) -> list[bytes] | None:
+        """Of its linears as they are now; None: the library does not multiply by one of them."""
+        named = []
+        for parent, name in self.linears:
+            product = _product(parent._modules[name], tokens)  # noqa: SLF001  a module's own look-up takes as long as the rest
+            if product is None:
+                return None
+            named.append(product)
+        return named
+
+    def _numbers(self, entries: Entries) -> bytes:
+        """Anew where a norm or the pool is another one."""
+        weights = Norms(*(None if each is None else each._parameters["weight"] for each in self.norms))  # noqa: SLF001
+        known = self._known
+        if known is None or known[1] is not entries or any(a is not b for a, b in zip(known[0], weights, strict=True)):
+            epsilon = self.norms[0].variance_epsilon
+            numbers = native_layer.layer_numbers(weights, epsilon, entries, self.rule.scale, self.rule.window)
+            self._known = known = (weights, entries, numbers)
+        return known[2]
 
 
 def _product(linear: Any, tokens: int) -> bytes | None:

@@ -35,9 +35,9 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     seen: list[int] = []
     original = native_layer.layer
 
-    def layer(hidden: torch.Tensor, *rest: Any) -> torch.Tensor:
-        seen.append(len(hidden))
-        return original(hidden, *rest)
+    def layer(hidden: torch.Tensor, step: native_layer.Step, *rest: Any) -> torch.Tensor:
+        seen.append(step.tokens)
+        return original(hidden, step, *rest)
 
     monkeypatch.setattr(native_layer, "layer", layer)
     return seen

@@ -107,6 +107,28 @@ STRATA_INLINE __m256i bfloat16_of(__m512 values) {
   return _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_mask_mov_epi32(rounded, broken, quiet), 16));
 }
 
+// A row's planes, tile by tile: where they lie is worked out once. Only the last tile is masked where it is cut: a masked load takes longer.
+template <int Bits>
+struct RowPlanes {
+  const uint8_t* planes[Bits];
+
+  STRATA_INLINE void start(const Planes& weight, int64_t row) {
+#pragma GCC unroll 8
+    for (int place = 0; place < Bits; ++place) planes[place] = weight.planes[place] + row * weight.stride[place];
+  }
+
+  // `ahead`: bytes further on, which are brought near.
+  template <bool IsCut>
+  STRATA_INLINE void load(int64_t tile, __mmask64 cut, int64_t ahead, __m512i* found) const {
+#pragma GCC unroll 8
+    for (int place = 0; place < Bits; ++place) {
+      const uint8_t* at = planes[place] + tile * kTileBytes;
+      found[place] = IsCut ? _mm512_maskz_loadu_epi8(cut, at) : _mm512_loadu_si512(at);
+      _mm_prefetch(at + ahead, _MM_HINT_T1);
+    }
+  }
+};
+
 template <int Bits>
 STRATA_INLINE void load_planes(const Planes& weight, int64_t row, int64_t tile, __mmask64 mask, __m512i* found) {
   for (int place = 0; place < Bits; ++place)

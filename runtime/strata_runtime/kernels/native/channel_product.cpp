@@ -50,7 +50,7 @@ void avx2_rows(const Weight& weight, const Activations& activations, const Resul
   multiply_rows_avx2(source, activations, result, begin, end);
 }
 
-constexpr int64_t kAheadBytes = 8192;  // prefetched, of a weight that is read once
+constexpr int64_t kAheadBytes = 2048;  // prefetched, of a weight that is read once
 
 // Rows as they lie, shifted on their way.
 class StoredRows {
@@ -91,40 +91,59 @@ class StoredRows {
     return found;
   }
 
+  // From two places half of the rows apart: memory gives two streams faster than one.
   template <int Tokens>
-  STRATA_AVX512 void pair(const int64_t (&rows)[2], const int8_t* activations, __m512i (*sums)[Tokens], float* scales) const {
-    for (int place = 0; place < 2; ++place) {  // one after the other: memory gives one stream faster than two
-      scales[place] = weight_.scales[rows[place]];
-      multiply_row(weight_.row(rows[place]), activations, sums[place]);
+  STRATA_AVX512 void few(const Activations& activations, const Result& result, int64_t begin, int64_t end) const {
+    const int64_t half = (end - begin + 1) / 2, middle = begin + half;
+    for (int64_t first = begin; first < middle; first += kRowsAtOnce) {
+      const int64_t second = first + half, rows = middle - first < kRowsAtOnce ? middle - first : kRowsAtOnce;
+      int32_t sums[2][Tokens * kRowsAtOnce];
+      for (int64_t some = 0; some < rows; some += 4) {
+        __m512i found[4][2][Tokens];
+        for (int64_t each = 0; each < 4; ++each) {  // rows beyond the last repeat it: not stored
+          const int64_t row = some + each < rows ? some + each : rows - 1;
+          multiply_two(weight_.row(first + row), weight_.row(second + row < end ? second + row : end - 1), activations.codes, found[each]);
+        }
+        for (int place = 0; place < 2; ++place) store_four<Tokens>(found[0] + place, 2, sums[place] + some);
+      }
+      store_rows(result, activations, first, rows, sums[0], weight_.scales + first);
+      store_rows(result, activations, second, second + rows < end ? rows : end - second, sums[1], weight_.scales + second);
     }
   }
 
  private:
   template <int Tokens>
-  STRATA_AVX512 __attribute__((noinline)) void multiply_row(const int8_t* codes, const int8_t* activations, __m512i (&sums)[Tokens]) const {
-    constexpr int kAtOnce = Tokens > 2 ? 2 : 4;  // runs, with sums of their own
-    __m512i found[kAtOnce][Tokens];
-#pragma GCC unroll 8
+  STRATA_AVX512 __attribute__((noinline)) void multiply_two(const int8_t* first, const int8_t* second, const int8_t* activations,
+                                                            __m512i (*sums)[Tokens]) const {
+    constexpr int kAtOnce = Tokens > 2 ? 1 : 2;  // runs, with sums of their own
+    __m512i found[kAtOnce][2][Tokens];
+#pragma GCC unroll 4
     for (auto& part : found)
+#pragma GCC unroll 2
+      for (auto& row : part)
 #pragma GCC unroll 8
-      for (auto& sum : part) sum = _mm512_setzero_si512();
+        for (auto& sum : row) sum = _mm512_setzero_si512();
     int64_t column = 0;
     for (; column + kAtOnce * kRun <= weight_.columns; column += kAtOnce * kRun) {
-#pragma GCC unroll 8
+#pragma GCC unroll 4
       for (int part = 0; part < kAtOnce; ++part) {
-        const int8_t* at = codes + column + part * kRun;
-        _mm_prefetch(at + kAheadBytes, _MM_HINT_T0);
-        add_tokens<Tokens>(found[part], shifted(_mm512_loadu_si512(at)), activations + (column + part * kRun) * Tokens);
+        const int64_t at = column + part * kRun;
+        _mm_prefetch(first + at + kAheadBytes, _MM_HINT_T1);
+        _mm_prefetch(second + at + kAheadBytes, _MM_HINT_T1);
+        add_tokens<Tokens>(found[part][0], shifted(_mm512_loadu_si512(first + at)), activations + at * Tokens);
+        add_tokens<Tokens>(found[part][1], shifted(_mm512_loadu_si512(second + at)), activations + at * Tokens);
       }
     }
-    for (; column < weight_.columns; column += kRun)
-      add_tokens<Tokens>(found[0], shifted(_mm512_maskz_loadu_epi8(first_bytes(weight_.columns - column), codes + column)), activations + column * Tokens);
-#pragma GCC unroll 8
-    for (int token = 0; token < Tokens; ++token) {
-      sums[token] = found[0][token];
-#pragma GCC unroll 8
-      for (int part = 1; part < kAtOnce; ++part) sums[token] = _mm512_add_epi32(sums[token], found[part][token]);
+    for (; column < weight_.columns; column += kRun) {
+      const __mmask64 mask = first_bytes(weight_.columns - column);
+      add_tokens<Tokens>(found[0][0], shifted(_mm512_maskz_loadu_epi8(mask, first + column)), activations + column * Tokens);
+      add_tokens<Tokens>(found[0][1], shifted(_mm512_maskz_loadu_epi8(mask, second + column)), activations + column * Tokens);
     }
+#pragma GCC unroll 2
+    for (int row = 0; row < 2; ++row)
+#pragma GCC unroll 8
+      for (int token = 0; token < Tokens; ++token)
+        sums[row][token] = kAtOnce == 1 ? found[0][row][token] : _mm512_add_epi32(found[0][row][token], found[kAtOnce - 1][row][token]);
   }
 
   STRATA_INLINE static __m512i shifted(__m512i codes) { return _mm512_xor_si512(codes, _mm512_set1_epi8(static_cast<char>(kShift))); }

@@ -133,39 +133,26 @@ STRATA_AVX512 void many_tokens(Source& source, const Activations& activations, c
   }
 }
 
-// The same with one group of tokens. Of a source: pair<Tokens>(rows, activations, sums, scales): the sums of two rows before their last addition, and their
-// scales.
-template <int Tokens, class Source>
-STRATA_AVX512 void few_tokens(const Source& source, const Activations& activations, const Result& result, int64_t begin, int64_t end) {
-  for (int64_t first = begin; first < end; first += kRowsAtOnce) {
-    const int64_t rows = end - first < kRowsAtOnce ? end - first : kRowsAtOnce;
-    alignas(64) int32_t sums[Tokens * kRowsAtOnce];
-    float scales[kRowsAtOnce];
-    for (int64_t some = 0; some < rows; some += 4) {
-      __m512i found[4][Tokens];
-      for (int64_t each = some; each < some + 4; each += 2) {  // rows beyond the last repeat it: not stored
-        const int64_t pair[2] = {first + (each < rows ? each : rows - 1), first + (each + 1 < rows ? each + 1 : rows - 1)};
-        source.template pair<Tokens>(pair, activations.codes, found + (each - some), scales + each);
-      }
-#pragma GCC unroll 8
-      for (int token = 0; token < Tokens; ++token)
-        _mm_store_si128(reinterpret_cast<__m128i*>(sums + token * kRowsAtOnce + some),
-                        sums_of(found[0][token], found[1][token], found[2][token], found[3][token]));
-    }
-    store_rows(result, activations, first, rows, sums, scales);
-  }
-}
-
+// few<Tokens>(activations, result, begin, end) of a source: the same with one group of tokens, row after row, as memory gives them.
 template <class Source>
 void multiply_rows(Source& source, const Activations& activations, const Result& result, int64_t begin, int64_t end) {
   if (activations.tokens > 1 && activations.tokens * activations.runs * kRun > kMostBytesOfFew) return many_tokens(source, activations, result, begin, end);
   switch (activations.tokens) {
-    case 1: return few_tokens<1>(source, activations, result, begin, end);
-    case 2: return few_tokens<2>(source, activations, result, begin, end);
-    case 3: return few_tokens<3>(source, activations, result, begin, end);
-    case 4: return few_tokens<4>(source, activations, result, begin, end);
+    case 1: return source.template few<1>(activations, result, begin, end);
+    case 2: return source.template few<2>(activations, result, begin, end);
+    case 3: return source.template few<3>(activations, result, begin, end);
+    case 4: return source.template few<4>(activations, result, begin, end);
     default: return many_tokens(source, activations, result, begin, end);
   }
+}
+
+// Four rows' sums, added up, to [token][kRowsAtOnce].
+template <int Tokens>
+STRATA_INLINE void store_four(const __m512i (*found)[Tokens], int64_t apart, int32_t* sums) {
+#pragma GCC unroll 8
+  for (int token = 0; token < Tokens; ++token)
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(sums + token * kRowsAtOnce),
+                     sums_of(found[0][token], found[apart][token], found[2 * apart][token], found[3 * apart][token]));
 }
 
 }  // namespace strata

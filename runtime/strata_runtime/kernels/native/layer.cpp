@@ -21,16 +21,18 @@ struct Product {
 // In the order of native_layer.py.
 struct LayerCall {
   int64_t hidden, out;  // bfloat16 [tokens, width]
-  int64_t memory;       // bfloat16, as many as `work_items` of native_layer.py says
-  int64_t tokens, width;
-  int64_t head_width, norm, attended_norm, query_norm, key_norm;  // bfloat16 [width], [head_width] or 0
+  // Of a step.
+  int64_t tokens;
+  int64_t memory;      // bfloat16 [tokens, as many columns as `work_columns` of native_layer.py says]
+  int64_t cos, sin;    // bfloat16 [tokens, head_width]
+  int64_t new_places;  // int64 [tokens]
+  int64_t page_tokens, spans, span_count, pages, threads;
+  // Of a layer.
+  int64_t width, head_width, norm, attended_norm, query_norm, key_norm;  // bfloat16 [width], [head_width] or 0
   double epsilon;
-  int64_t cos, sin;                                               // bfloat16 [tokens, head_width]
-  int64_t new_places;                                             // int64 [tokens]
-  int64_t keys, values, key_scales, value_scales, places, page_tokens;
-  int64_t spans, span_count, pages;
+  int64_t keys, values, key_scales, value_scales, places;
   double scale;
-  int64_t window, threads;
+  int64_t window;
   Product query, key, value, output, gate, up, down;
 };
 

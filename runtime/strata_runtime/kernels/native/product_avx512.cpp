@@ -109,31 +109,43 @@ STRATA_INLINE void load_tables(const Planes& weight, int64_t start, int64_t end,
   }
 }
 
-// Some rows times so few tokens that registers hold codes beside the sums.
+// A tile of some rows times so few tokens that registers hold codes beside the sums.
+template <int Bits, int Tokens, int Rows, int Chains, bool IsCut>
+STRATA_INLINE void few_tile(const RowPlanes<Bits>* rows, const Table16<Bits>* tables, int64_t tile, __mmask64 cut, const uint16_t* at, __m512 sums[Chains][Tokens][Rows]) {
+  Transposed<Bits> tiles[Rows];
+#pragma GCC unroll 8
+  for (int each = 0; each < Rows; ++each) {
+    __m512i planes[Bits];
+    rows[each].template load<IsCut>(tile, cut, kAheadBytes, planes);
+    tiles[each].load(planes);
+  }
+#pragma GCC unroll 8
+  for (int run = 0; run < 8; ++run) {
+    const int b = kRuns[run];
+    __m512i first[Rows], second[Rows];
+#pragma GCC unroll 8
+    for (int each = 0; each < Rows; ++each) tables[each].look_up(tiles[each].codes(b), first[each], second[each]);
+    multiply_line<Rows, Tokens>(first, at + 2 * b * Tokens * kLine, sums[2 * run % Chains]);
+    multiply_line<Rows, Tokens>(second, at + (2 * b + 1) * Tokens * kLine, sums[(2 * run + 1) % Chains]);
+  }
+}
+
 template <int Bits, int Tokens, bool AreShort>
 STRATA_AVX512 void few_tokens(const Planes& weight, int64_t start, int64_t end, const uint16_t* activations, uint16_t* out, int64_t out_stride) {
   constexpr int kRows = few_rows<Bits>(AreShort), kChains = 4 / kRows;  // fewer than four chains of additions would wait for each other
+  const int64_t whole = weight.full_tiles(), cut_bytes = weight.tiles() > whole ? weight.tile_bytes(whole) : 0;
   for (int64_t row = start; row < end; row += kRows) {
     Table16<Bits> tables[kRows];
+    RowPlanes<Bits> rows[kRows];
     __m512 sums[kChains][Tokens][kRows];
     load_tables<Bits, kRows>(weight, row, end, tables);
 #pragma GCC unroll 4
+    for (int each = 0; each < kRows; ++each) rows[each].start(weight, row_or_last(row + each, end));
+#pragma GCC unroll 4
     for (auto& chain : sums) clear<kRows, Tokens>(chain);
     const uint16_t* at = activations;
-    for (int64_t tile = 0; tile < weight.tiles(); ++tile, at += kTile * Tokens) {
-      Transposed<Bits> tiles[kRows];
-#pragma GCC unroll 8
-      for (int each = 0; each < kRows; ++each) tiles[each] = transposed<Bits>(weight, row_or_last(row + each, end), tile);
-#pragma GCC unroll 8
-      for (int run = 0; run < 8; ++run) {
-        const int b = kRuns[run];
-        __m512i first[kRows], second[kRows];
-#pragma GCC unroll 8
-        for (int each = 0; each < kRows; ++each) tables[each].look_up(tiles[each].codes(b), first[each], second[each]);
-        multiply_line<kRows, Tokens>(first, at + 2 * b * Tokens * kLine, sums[2 * run % kChains]);
-        multiply_line<kRows, Tokens>(second, at + (2 * b + 1) * Tokens * kLine, sums[(2 * run + 1) % kChains]);
-      }
-    }
+    for (int64_t tile = 0; tile < whole; ++tile, at += kTile * Tokens) few_tile<Bits, Tokens, kRows, kChains, false>(rows, tables, tile, 0, at, sums);
+    if (cut_bytes) few_tile<Bits, Tokens, kRows, kChains, true>(rows, tables, whole, first_bytes(cut_bytes), at, sums);
 #pragma GCC unroll 4
     for (int chain = 1; chain < kChains; ++chain)
 #pragma GCC unroll 2

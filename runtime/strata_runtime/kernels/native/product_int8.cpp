@@ -43,10 +43,11 @@ constexpr int64_t kPadding = 64;      // bytes between decoded rows, so that the
 constexpr int64_t kAheadBytes = 3072;  // of each plane, prefetched: 4096 would fall into the cache's set that is being read
 constexpr int64_t kAheadRows = 10;     // instead, where one token meets two rows at once
 
+constexpr int64_t kAhead = 3072;
 constexpr int64_t kPairedTiles = 8;    // of one or two tokens: two longer rows at once are read from memory more slowly
 
-// The values of a row of four bits as shifted bytes, four times over as look-ups read them, and their scale.
-STRATA_INLINE __m512i shifted_table(const Planes& weight, int64_t row, Type type, float& scale) {
+// The values of a row of four bits as shifted bytes, and their scale.
+STRATA_INLINE __m128i shifted_table(const Planes& weight, int64_t row, Type type, float& scale) {
   const uint8_t* at = weight.table + row * weight.table_stride_bytes;
   __m512 values;
   if (type == Type::float32)
@@ -59,7 +60,7 @@ STRATA_INLINE __m512i shifted_table(const Planes& weight, int64_t row, Type type
   if (!(scale > 0)) scale = kTiny;
   const __m512i codes = _mm512_cvtps_epi32(_mm512_div_ps(values, _mm512_set1_ps(scale)));
   const __m512i clipped = _mm512_min_epi32(_mm512_max_epi32(codes, _mm512_set1_epi32(-127)), _mm512_set1_epi32(127));
-  return _mm512_broadcast_i32x4(_mm512_cvtepi32_epi8(_mm512_add_epi32(clipped, _mm512_set1_epi32(kShift))));
+  return _mm512_cvtepi32_epi8(_mm512_add_epi32(clipped, _mm512_set1_epi32(kShift)));
 }
 
 STRATA_INLINE void transposed(const Planes& weight, int64_t row, int64_t tile, int64_t ahead_rows, int64_t ahead_bytes, __m512i codes[8]) {
@@ -105,7 +106,7 @@ class PlaneRows {
   STRATA_AVX512 void start(int64_t row, int64_t count, float* scales) {
     row_ = row;
     count_ = count;
-    for (int64_t each = 0; each < count; ++each) _mm512_store_si512(tables_[each], shifted_table(weight_, row + each, type_, scales[each]));
+    for (int64_t each = 0; each < count; ++each) _mm512_store_si512(tables_[each], _mm512_broadcast_i32x4(shifted_table(weight_, row + each, type_, scales[each])));
   }
 
   STRATA_AVX512 Columns section(int64_t first_run, int64_t last_run) {
@@ -117,34 +118,66 @@ class PlaneRows {
   }
 
   template <int Tokens>
-  STRATA_INLINE void pair(const int64_t (&rows)[2], const int8_t* activations, __m512i (*sums)[Tokens], float* scales) const {
-    if (Tokens > 2 || weight_.tiles() <= kPairedTiles) return multiply<Tokens, 2>(rows, activations, sums, scales);
-    for (int place = 0; place < 2; ++place) multiply<Tokens, 1>(rows + place, activations, sums + place, scales + place);
+  STRATA_AVX512 void few(const Activations& activations, const Result& result, int64_t begin, int64_t end) const {
+    for (int64_t first = begin; first < end; first += kRowsAtOnce) {
+      const int64_t rows = end - first < kRowsAtOnce ? end - first : kRowsAtOnce;
+      int32_t sums[Tokens * kRowsAtOnce];
+      float scales[kRowsAtOnce];
+      __m128i tables[kRowsAtOnce];  // before they are needed: one takes as long as half a row
+      for (int64_t each = 0; each < rows; ++each) tables[each] = shifted_table(weight_, first + each, type_, scales[each]);
+      for (int64_t some = 0; some < rows; some += 4) {
+        __m512i found[4][Tokens];
+        for (int64_t each = some; each < some + 4; each += 2) {  // rows beyond the last repeat it: not stored
+          const int64_t pair[2] = {each < rows ? each : rows - 1, each + 1 < rows ? each + 1 : rows - 1};
+          if (Tokens > 2 || weight_.tiles() <= kPairedTiles) {
+            multiply<Tokens, 2>(first, pair, tables, activations.codes, found + (each - some));
+          } else {
+            for (int place = 0; place < 2; ++place) multiply<Tokens, 1>(first, pair + place, tables, activations.codes, found + (each - some) + place);
+          }
+        }
+        store_four<Tokens>(found, 1, sums + some);
+      }
+      store_rows(result, activations, first, rows, sums, scales);
+    }
   }
 
  private:
-  // Codes are looked up in registers and multiplied there.
-  template <int Tokens, int Rows>
-  STRATA_INLINE void multiply(const int64_t* rows, const int8_t* activations, __m512i (*sums)[Tokens], float* scales) const {
-    constexpr bool kByRows = Tokens == 1 && Rows == 2;
-    __m512i tables[Rows], found[Rows][2][Tokens], codes[Rows][8];
+  template <int Tokens, int Rows, bool IsCut>
+  STRATA_INLINE static void multiply_tile(const RowPlanes<4>* rows, const __m512i* tables, int64_t tile, __mmask64 cut, const int8_t* activations,
+                                          __m512i (&found)[Rows][2][Tokens]) {
+    __m512i quads[Rows][4];
 #pragma GCC unroll 8
     for (int place = 0; place < Rows; ++place) {
-      tables[place] = shifted_table(weight_, rows[place], type_, scales[place]);
+      __m512i planes[4];
+      rows[place].template load<IsCut>(tile, cut, kAhead, planes);
+      transpose_nibbles<4>(planes, quads[place]);
+    }
+#pragma GCC unroll 8
+    for (int b = 0; b < 8; ++b)
+#pragma GCC unroll 8
+      for (int place = 0; place < Rows; ++place) {
+        const __m512i quad = quads[place][kQuadOf[b % 4]];
+        add_tokens<Tokens>(found[place][b % 2], _mm512_permutexvar_epi8(b < 4 ? quad : _mm512_srli_epi16(quad, 4), tables[place]), activations + b * kRun * Tokens);
+      }
+  }
+
+  // Codes are looked up in registers and multiplied there.
+  template <int Tokens, int Rows>
+  STRATA_INLINE void multiply(int64_t first, const int64_t* rows, const __m128i* of_rows, const int8_t* activations, __m512i (*sums)[Tokens]) const {
+    __m512i tables[Rows], found[Rows][2][Tokens];
+    RowPlanes<4> planes[Rows];
+#pragma GCC unroll 8
+    for (int place = 0; place < Rows; ++place) {
+      tables[place] = _mm512_broadcast_i32x4(of_rows[rows[place]]);
+      planes[place].start(weight_, first + rows[place]);
 #pragma GCC unroll 8
       for (auto& part : found[place])
 #pragma GCC unroll 8
         for (auto& sum : part) sum = _mm512_setzero_si512();
     }
-    for (int64_t tile = 0; tile < weight_.tiles(); ++tile, activations += kTile * Tokens) {
-#pragma GCC unroll 8
-      for (int place = 0; place < Rows; ++place) transposed(weight_, rows[place], tile, kByRows ? kAheadRows : 0, kByRows ? 0 : kAheadBytes, codes[place]);
-#pragma GCC unroll 8
-      for (int b = 0; b < 8; ++b)
-#pragma GCC unroll 8
-        for (int place = 0; place < Rows; ++place)
-          add_tokens<Tokens>(found[place][b % 2], _mm512_permutexvar_epi8(codes[place][b], tables[place]), activations + b * kRun * Tokens);
-    }
+    const int64_t whole = weight_.full_tiles(), cut_bytes = weight_.tiles() > whole ? weight_.tile_bytes(whole) : 0;
+    for (int64_t tile = 0; tile < whole; ++tile, activations += kTile * Tokens) multiply_tile<Tokens, Rows, false>(planes, tables, tile, 0, activations, found);
+    if (cut_bytes) multiply_tile<Tokens, Rows, true>(planes, tables, whole, first_bytes(cut_bytes), activations, found);
 #pragma GCC unroll 8
     for (int place = 0; place < Rows; ++place)
 #pragma GCC unroll 8

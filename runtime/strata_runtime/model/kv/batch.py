@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 
 from strata_runtime.kernels.native_attention import Spans
+from strata_runtime.kernels.native_layer import Step
 from strata_runtime.kernels.paged_attention import Tables
 from strata_runtime.model.kv.pool import LayerPool
 from strata_runtime.model.kv.states import LayerState, StateRun
@@ -111,6 +112,8 @@ class Batch:
     layers: Mapping[int, LayerPool]
     states: Mapping[int, LayerState] = field(default_factory=dict)
     state_runs: tuple[StateRun, ...] = ()
+    # What whole layers in one native call have in common, by the positions it was worked out for, which are kept: `model.fused_layer`.
+    fused_steps: dict[int, tuple[object, Step | None]] = field(default_factory=dict)
     _parts: dict[Reach, list[Part]] = field(default_factory=dict)
     _tables: dict[int, Tables] = field(default_factory=dict)  # by how many heads share a key head
 

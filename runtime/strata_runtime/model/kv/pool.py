@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from strata_runtime.huge_pages import untouched
 from strata_runtime.kernels import native_pages
 from strata_runtime.kernels.native_attention import Entries
 from strata_runtime.model.kv.rounding import SCALE_TYPE, restore, round_entries
@@ -171,9 +172,9 @@ def with_pages(held: LayerPool, pages: int) -> LayerPool:
 def _touched(size: tuple[int, ...], dtype: torch.dtype, shape: PoolShape) -> Tensor:
     """[2, kv_heads, places, ...]; page-major: the same over memory in which each place has all its heads."""
     if not shape.page_major:
-        return torch.empty(size, dtype=dtype, device=shape.device).zero_()
+        return untouched(torch.empty(size, dtype=dtype, device=shape.device)).zero_()
     two, heads, places, *rest = size
-    return torch.empty((two, places, heads, *rest), dtype=dtype, device=shape.device).zero_().transpose(1, 2)
+    return untouched(torch.empty((two, places, heads, *rest), dtype=dtype, device=shape.device)).zero_().transpose(1, 2)
 
 
 def _as_pages(entries: Tensor, shape: PoolShape) -> Tensor:
