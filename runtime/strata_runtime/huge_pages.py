@@ -22,7 +22,9 @@ Span = tuple[int, int]  # addresses: first, and behind the last
 
 _FOLDER = Path("/sys/kernel/mm/transparent_hugepage")
 _HUGE_PAGE, _COLLAPSE = 14, 25  # advice
-_LEAST_SHARE = 0.5  # of a page that weights take: what lies between them is memory that is freed and taken
+_LEAST_SHARE = (
+    3 / 4
+)  # of a page that weights take: what lies between them is memory that is freed and taken, or nothing yet
 _MOST_PAGE_BYTES = (
     2 << 20
 )  # larger ones, as processors with pages of 64 KiB have them, would take more than they are worth
@@ -43,8 +45,8 @@ def page_bytes() -> int:
     return int(size) if "[never]" not in enabled and int(size) <= _MOST_PAGE_BYTES else 0
 
 
-def whole_pages(spans: Iterable[Span], size: int) -> list[int]:
-    """Addresses of the pages of `size` bytes that spans take nearly whole. Overlapping spans count once."""
+def mostly_taken(spans: Iterable[Span], size: int) -> list[int]:
+    """Addresses of the pages of `size` bytes of which spans take three quarters. Overlapping spans count once."""
     taken: dict[int, int] = {}
     end_before = 0
     for begin, end in sorted(spans):
@@ -68,7 +70,7 @@ def untouched(tensor: Tensor) -> Tensor:
 
 
 def gather(tensors: Iterable[Tensor]) -> None:
-    """Now."""
+    """Before it comes back; those that lie in huge pages already stay."""
     for page in _pages(tensors):
         _move(page)
 
@@ -77,6 +79,12 @@ def gather_beside(modules: Iterable[nn.Module]) -> None:
     """All that the modules keep, in a thread that others can compute beside; addresses that are freed meanwhile do no harm."""
     if pages := _pages(kept_by(modules)):
         _gatherer().put(pages)
+
+
+def wait() -> None:
+    """Until all is gathered that was asked for."""
+    if _gatherer.cache_info().currsize:
+        _gatherer().join()
 
 
 def kept_by(modules: Iterable[nn.Module]) -> Iterator[Tensor]:
@@ -94,7 +102,7 @@ def spans_of(tensors: Iterable[Tensor]) -> list[Span]:
 
 def _pages(tensors: Iterable[Tensor]) -> list[int]:
     held = [tensor for tensor in tensors if _size_of(tensor)]
-    return whole_pages(spans_of(held), page_bytes()) if held else []
+    return mostly_taken(spans_of(held), page_bytes()) if held else []
 
 
 def _size_of(tensor: Tensor) -> int:
@@ -103,8 +111,8 @@ def _size_of(tensor: Tensor) -> int:
 
 
 @cache
-def _gatherer() -> "queue.SimpleQueue[Sequence[int]]":
-    waiting: queue.SimpleQueue[Sequence[int]] = queue.SimpleQueue()
+def _gatherer() -> "queue.Queue[Sequence[int]]":
+    waiting: queue.Queue[Sequence[int]] = queue.Queue()
 
     def run() -> None:
         while True:
@@ -112,15 +120,21 @@ def _gatherer() -> "queue.SimpleQueue[Sequence[int]]":
                 started = time.perf_counter()
                 _move(page)
                 time.sleep(_REST * (time.perf_counter() - started))
+            waiting.task_done()
 
     threading.Thread(target=run, name="huge pages", daemon=True).start()
     return waiting
 
 
 def _move(page: int) -> None:
-    """What lies there into one page; the kernel does it later where it cannot be told to do it now (before Linux 6.1)."""
-    if _advise(page, page_bytes(), _COLLAPSE) == errno.EINVAL:
-        _advise(page, page_bytes(), _HUGE_PAGE)
+    """What lies there into one page; a kernel that cannot be told to do it now (before Linux 6.1) is asked to do it later."""
+    _advise(page, page_bytes(), _COLLAPSE if _collapses() else _HUGE_PAGE)
+
+
+@cache
+def _collapses() -> bool:
+    """Advice that a kernel does not know is wrong for no memory at all, too."""
+    return _advise(0, 0, _COLLAPSE) != errno.EINVAL
 
 
 def _advise(address: int, length: int, advice: int) -> int:

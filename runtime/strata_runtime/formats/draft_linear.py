@@ -6,13 +6,24 @@ Put into a layer by `StageModel` where a draft weight is there; all of a stage s
 from torch import Tensor, nn
 
 from strata_runtime.formats.planes.any_linear import AnyLinear
+from strata_runtime.kernels.native_calls import CHANGES
 
 
 class DraftSwitch:
     """Whether the linears of a stage multiply by their draft weights now."""
 
     def __init__(self) -> None:
-        self.is_on = False
+        self._is_on = False
+
+    @property
+    def is_on(self) -> bool:
+        return self._is_on
+
+    @is_on.setter
+    def is_on(self, wanted: bool) -> None:
+        if wanted != self._is_on:
+            self._is_on = wanted
+            CHANGES.happened()
 
 
 class DraftLinear(nn.Module):

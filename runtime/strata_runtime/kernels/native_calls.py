@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import cache
 
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
 from strata_runtime.kernels.native import library
 
@@ -19,6 +20,25 @@ def function(name: str) -> Callable[[bytes], None]:
     named.argtypes, named.restype = (ctypes.c_char_p,), None
     called: Callable[[bytes], None] = named
     return called
+
+
+class Changes:
+    """Of the weights of this process: what was worked out from linears as they are holds for as long as `now` is what it was."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def happened(self) -> None:
+        """A linear has another weight from the next step on, or another linear its place."""
+        self._count += 1
+
+    @property
+    def now(self) -> tuple[int, int]:
+        """Differs, too, once a hook was set on whatever module: it wants to see what goes in or comes out."""
+        return self._count, RemovableHandle.next_id
+
+
+CHANGES = Changes()
 
 
 def lined_up(matrix: Tensor) -> Tensor:

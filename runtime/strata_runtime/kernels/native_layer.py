@@ -5,7 +5,6 @@ theirs. What a call of Python and torch takes beside a product is a third of a s
 """
 
 import struct
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -30,7 +29,7 @@ class Norms(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What all layers of a step have in common. `memory`: what a layer takes beside its hidden states, whose `work_columns` it has at least."""
+    """What all layers of a step have in common. `memory`: [tokens, `work_columns` of the largest layer], what a layer takes beside its hidden states."""
 
     tokens: int
     memory: Tensor
@@ -77,17 +76,15 @@ def layer_numbers(norms: Norms, epsilon: float, entries: Entries, scale: float, 
     )
 
 
-def layer(hidden: Tensor, step: Step, numbers: bytes, products: Sequence[bytes]) -> Tensor:
+def layer(hidden: Tensor, step: Step, numbers: bytes, products: bytes) -> Tensor:
     """hidden: [1, tokens or more, width], contiguous -> the same, zeros behind the tokens. Their keys and values are stored on the way.
 
-    `numbers`: by `layer_numbers`; `products`: of query, key, value, output, gate, up, down, by `native_calls.product`.
+    `numbers`: by `layer_numbers`; `products`: of query, key, value, output, gate, up, down, by `native_calls.product`, one behind the other.
     """
     out = torch.empty_like(hidden)
     if hidden.shape[1] > step.tokens:
         out[:, step.tokens :] = 0
-    function("strata_layer")(
-        b"".join((_CALL.pack(hidden.data_ptr(), out.data_ptr()), step.numbers, numbers, *products))
-    )
+    function("strata_layer")(b"".join((_CALL.pack(hidden.data_ptr(), out.data_ptr()), step.numbers, numbers, products)))
     return out
 
 

@@ -15,6 +15,7 @@ from strata_planner.contract.sequence_state import keeps_state
 from strata_planner.contract.strategies import StrategyName
 from strata_runtime.formats.draft_linear import DraftLinear, DraftSwitch, target_of
 from strata_runtime.formats.planes.any_linear import AnyLinear
+from strata_runtime.kernels.native_calls import CHANGES
 from strata_runtime.loading.layer_store import HeldLayer, HeldOutside
 from strata_runtime.loading.linear_source import LinearSource
 from strata_runtime.model.adapter import ModelSlice
@@ -110,6 +111,7 @@ class StageModel:
         parent, name = self._stage.places(layer)[key]
         target = target_of(getattr(parent, name))
         setattr(parent, name, target if draft is None else DraftLinear(target, draft, self._drafting))
+        CHANGES.happened()
 
     def check_format(self, name: FormatName) -> None:
         """Raises UnsupportedModelError for a format that layers of this model cannot be stored in."""
@@ -120,7 +122,7 @@ class StageModel:
         draft = self.draft(layer, key)
         parent, name = self._stage.places(layer)[key]
         setattr(parent, name, module)
-        self.set_draft(layer, key, draft)
+        self.set_draft(layer, key, draft)  # and whoever kept what follows from linears hears of it
 
     def kernel_sizes(self, batch: Batch) -> set[tuple[str, int, int]]:
         """All that the libraries make kernels for in a step of this batch on a processor: what, its rows, its keys."""

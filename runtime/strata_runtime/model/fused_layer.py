@@ -3,6 +3,8 @@
 Given to layers by `fused_forwards`. What the library does not take goes the layer's own way, to the same bits.
 """
 
+import operator
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +14,7 @@ from torch import Tensor
 
 from strata_runtime.kernels import native_attention, native_layer, native_rowwise
 from strata_runtime.kernels.native_attention import Entries
+from strata_runtime.kernels.native_calls import CHANGES
 from strata_runtime.kernels.native_layer import MOST_TOKENS, Norms, Step
 from strata_runtime.model.attention_rule import AttentionRule
 from strata_runtime.model.kv.batch import Batch
@@ -28,7 +31,8 @@ class FusedLayer:
     linears: tuple[tuple[Any, str], ...]
     rule: AttentionRule
     work_columns: int
-    _known: tuple[Norms, Entries, bytes] | None = field(default=None, init=False)
+    _known: tuple[int, Norms, weakref.ref[Entries], bytes] | None = field(default=None, init=False)
+    _named: dict[int, tuple[tuple[int, int, int], bytes]] = field(default_factory=dict, init=False)
 
     @classmethod
     def of(cls, layer: Any, window: int | None) -> "FusedLayer | None":
@@ -73,7 +77,8 @@ class FusedLayer:
             return None
         if hidden.dtype is not torch.bfloat16 or not hidden.is_contiguous() or hidden.shape[0] != 1:
             return None
-        known = batch.fused_steps.get(id(positions))
+        asked = id(positions), self.attention.head_dim  # the positions are kept with what is found
+        known = batch.fused_steps.get(asked)
         if known is not None and (known[1] is None or known[1].memory.shape[1] >= self.work_columns):
             return known[1]
         made = (
@@ -81,7 +86,7 @@ class FusedLayer:
             if self._takes(batch, hidden, positions)
             else None
         )
-        batch.fused_steps[id(positions)] = (positions, made)
+        batch.fused_steps[asked] = (positions, made)
         return made
 
     def _takes(self, batch: Batch, hidden: Tensor, positions: Positions) -> bool:
@@ -96,25 +101,34 @@ class FusedLayer:
             )
         )
 
-    def _products(self, tokens: int) -> list[bytes] | None:
-        """Of its linears as they are now; None: the library does not multiply by one of them."""
-        named = []
-        for parent, name in self.linears:
-            product = _product(parent._modules[name], tokens)  # noqa: SLF001  a module's own look-up takes as long as the rest
-            if product is None:
+    def _products(self, tokens: int) -> bytes | None:
+        """Of its linears as they are now; None: the library does not multiply by one of them. Kept until weights change: weights have driven out of the
+        caches what Python looks at in between.
+        """
+        now, known = (id(self), *CHANGES.now), self._named.get(tokens)  # a copy has weights of its own
+        if known is None or known[0] != now:
+            named = [_product(getattr(parent, name), tokens) for parent, name in self.linears]
+            there = [each for each in named if each is not None]
+            if len(there) < len(named):
                 return None
-            named.append(product)
-        return named
+            self._named[tokens] = known = now, b"".join(there)
+        return known[1]
 
     def _numbers(self, entries: Entries) -> bytes:
         """Anew where a norm or the pool is another one."""
-        weights = Norms(*(None if each is None else each._parameters["weight"] for each in self.norms))  # noqa: SLF001
+        weights = Norms(*(None if each is None else each._parameters["weight"] for each in self.norms))  # noqa: SLF001  a module's own look-up is slow
         known = self._known
-        if known is None or known[1] is not entries or any(a is not b for a, b in zip(known[0], weights, strict=True)):
-            epsilon = self.norms[0].variance_epsilon
-            numbers = native_layer.layer_numbers(weights, epsilon, entries, self.rule.scale, self.rule.window)
-            self._known = known = (weights, entries, numbers)
-        return known[2]
+        if (
+            known is not None
+            and known[0] == id(self)
+            and known[2]() is entries
+            and all(map(operator.is_, known[1], weights))
+        ):
+            return known[3]
+        epsilon = self.norms[0].variance_epsilon
+        numbers = native_layer.layer_numbers(weights, epsilon, entries, self.rule.scale, self.rule.window)
+        self._known = id(self), weights, weakref.ref(entries), numbers  # a pool goes when it is let go
+        return numbers
 
 
 def _product(linear: Any, tokens: int) -> bytes | None:

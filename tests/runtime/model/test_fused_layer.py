@@ -11,7 +11,9 @@ from msgspec import structs
 from strata_planner.contract.formats import FormatName
 from strata_planner.contract.frames import Segment
 from strata_planner.question.model import Model
+from strata_runtime.formats.planes.any_linear import AnyLinear
 from strata_runtime.kernels import native_channels, native_dense, native_layer
+from strata_runtime.loading.blocked import BlockedLinear
 from strata_runtime.model import fused_layer
 from tests.runtime.architectures import make_tiny_model
 from tests.runtime.loading.stages import Stages, roles
@@ -83,3 +85,48 @@ def test_one_call_is_the_modules_one_by_one(
     assert len(taken) == len(STEPS) * len(layers), "the modules were asked"
     for one, other in zip(found, expected, strict=True):
         assert torch.equal(one, other)
+
+
+def test_the_next_step_sees_what_has_changed(tmp_path: Path, taken: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What linears are called by is kept from step to step: until one has other bits, another's place, drafts, or somebody looks at it."""
+    model = make_tiny_model(tmp_path, "llama", **WIDE)
+    layers: list[FormatName] = ["any5"] * Model.from_folder(model).num_layers
+    stages = Stages(model, roles(model, 1, compute_type="bfloat16", formats=layers))
+    (stage,) = stages.models
+    tokens, dealt = TEXTS[1][:6], stages.blocks.deal([Segment(1, 0, 6, 1)])
+    key, linear = next((key, each) for key, each in stage.linears(0).items() if key.endswith("up_proj"))
+    assert isinstance(linear, AnyLinear)
+    outputs: list[torch.Tensor] = []
+
+    def changes(*, draft: bool = False) -> None:
+        calls, (cache,) = len(taken), stages.caches
+        fused = stage.forward(tokens, cache.plan(dealt), draft=draft)
+        assert len(taken) == calls + len(layers)
+        with monkeypatch.context() as patch:
+            patch.setattr(fused_layer, "MOST_TOKENS", 0)
+            assert torch.equal(fused, stage.forward(tokens, cache.plan(dealt), draft=draft))
+        assert not any(torch.equal(fused, each) for each in outputs)
+        outputs.append(fused)
+
+    def values(count: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(count)
+        return (torch.randn(linear.out_features, count, generator=generator) / 8).bfloat16()
+
+    draft = AnyLinear(linear.with_bits(3, values(8).sort(dim=1).values), None)
+    changes()
+    linear.set_bits(4, values(16).sort(dim=1).values)
+    changes()
+    stage.replace(0, key, BlockedLinear(values(linear.in_features), None))
+    changes()
+    stage.set_draft(0, key, draft)
+    changes(draft=True)
+    (cache,) = stages.caches
+    assert torch.equal(stage.forward(tokens, cache.plan(dealt)), outputs[-2])
+    stage.set_draft(0, key, None)
+    seen: list[int] = []
+    hook = stage.linears(0)[key].register_forward_hook(lambda *_: seen.append(1))
+    calls = len(taken)
+    looked_at = stage.forward(tokens, cache.plan(dealt))
+    hook.remove()
+    assert (len(seen), len(taken)) == (1, calls + len(layers) - 1)
+    assert torch.equal(looked_at, outputs[-2])

@@ -15,7 +15,7 @@ from strata_runtime.formats.kernels import PLANE_KERNELS, Kernel, select
 from strata_runtime.formats.planes import plane_kernels
 from strata_runtime.formats.quant_linear import QuantLinear
 from strata_runtime.formats.weights import PlanesWeight
-from strata_runtime.kernels.native_calls import PLANES, PLANES_DECODED, PLANES_INT8, product
+from strata_runtime.kernels.native_calls import CHANGES, PLANES, PLANES_DECODED, PLANES_INT8, product
 
 
 class AnyLinear(QuantLinear):
@@ -106,6 +106,7 @@ class AnyLinear(QuantLinear):
         self._stored = PlanesWeight(planes, table, self.in_features)
         self._kernels: dict[tuple[int, torch.dtype], Kernel[PlanesWeight]] = {}  # by number and type of tokens
         self._products: dict[int, bytes | None] = {}  # by number of tokens
+        CHANGES.happened()
 
 
 _NATIVE_KINDS: dict[object, int] = {

@@ -91,7 +91,7 @@ class StoredRows {
     return found;
   }
 
-  // From two places half of the rows apart: memory gives two streams faster than one.
+  // From two places half of a thread's rows apart: memory gives two streams faster than one.
   template <int Tokens>
   STRATA_AVX512 void few(const Activations& activations, const Result& result, int64_t begin, int64_t end) const {
     const int64_t half = (end - begin + 1) / 2, middle = begin + half;

@@ -1,5 +1,5 @@
-// int8 activations times rows of a weight in AVX-512 VNNI: what the kernels of bit-planes and of channels share. Up to four tokens: row after row, as memory
-// gives them. More: six rows stay in the first-level cache while the tokens pass, four at a time in one stream; 24 sums stay in registers.
+// int8 activations times rows of a weight in AVX-512 VNNI: what the kernels of bit-planes and of channels share. Up to four tokens: as memory gives rows
+// fastest. More: six rows stay in the first-level cache while the tokens pass, four at a time in one stream; 24 sums stay in registers.
 #pragma once
 #include "avx512.h"
 #include "int8.h"
@@ -133,7 +133,7 @@ STRATA_AVX512 void many_tokens(Source& source, const Activations& activations, c
   }
 }
 
-// few<Tokens>(activations, result, begin, end) of a source: the same with one group of tokens, row after row, as memory gives them.
+// few<Tokens>(activations, result, begin, end) of a source: the same with one group of tokens, in whatever order of rows memory gives them fastest.
 template <class Source>
 void multiply_rows(Source& source, const Activations& activations, const Result& result, int64_t begin, int64_t end) {
   if (activations.tokens > 1 && activations.tokens * activations.runs * kRun > kMostBytesOfFew) return many_tokens(source, activations, result, begin, end);

@@ -41,9 +41,6 @@ STRATA_AVX2 void avx2_rows(const Planes& weight, const Activations& activations,
 
 constexpr int64_t kPadding = 64;      // bytes between decoded rows, so that they do not meet in one set of the cache
 constexpr int64_t kAheadBytes = 3072;  // of each plane, prefetched: 4096 would fall into the cache's set that is being read
-constexpr int64_t kAheadRows = 10;     // instead, where one token meets two rows at once
-
-constexpr int64_t kAhead = 3072;
 constexpr int64_t kPairedTiles = 8;    // of one or two tokens: two longer rows at once are read from memory more slowly
 
 // The values of a row of four bits as shifted bytes, and their scale.
@@ -63,14 +60,15 @@ STRATA_INLINE __m128i shifted_table(const Planes& weight, int64_t row, Type type
   return _mm512_cvtepi32_epi8(_mm512_add_epi32(clipped, _mm512_set1_epi32(kShift)));
 }
 
-STRATA_INLINE void transposed(const Planes& weight, int64_t row, int64_t tile, int64_t ahead_rows, int64_t ahead_bytes, __m512i codes[8]) {
+// The next row's are brought near.
+STRATA_INLINE void transposed(const Planes& weight, int64_t row, int64_t tile, __m512i codes[8]) {
   __m512i planes[4];
   const __mmask64 mask = first_bytes(weight.tile_bytes(tile));
 #pragma GCC unroll 8
   for (int place = 0; place < 4; ++place) {
     const uint8_t* at = weight.planes[place] + row * weight.stride[place] + tile * kTileBytes;
     planes[place] = _mm512_maskz_loadu_epi8(mask, at);
-    _mm_prefetch(at + ahead_rows * weight.stride[place] + ahead_bytes, _MM_HINT_T0);
+    _mm_prefetch(at + weight.stride[place], _MM_HINT_T0);
   }
   transpose<4>(planes, codes);
 }
@@ -149,7 +147,7 @@ class PlaneRows {
 #pragma GCC unroll 8
     for (int place = 0; place < Rows; ++place) {
       __m512i planes[4];
-      rows[place].template load<IsCut>(tile, cut, kAhead, planes);
+      rows[place].template load<IsCut>(tile, cut, kAheadBytes, planes);
       transpose_nibbles<4>(planes, quads[place]);
     }
 #pragma GCC unroll 8
@@ -187,7 +185,7 @@ class PlaneRows {
   STRATA_INLINE void decode(int64_t row, int64_t first_tile, int64_t last_tile, __m512i table, uint8_t* out) const {
     for (int64_t tile = first_tile; tile < last_tile; ++tile) {
       __m512i codes[8];
-      transposed(weight_, row, tile, 1, 0, codes);
+      transposed(weight_, row, tile, codes);
 #pragma GCC unroll 8
       for (int b = 0; b < 8; ++b, out += kRun) _mm512_store_si512(out, _mm512_permutexvar_epi8(codes[b], table));
     }

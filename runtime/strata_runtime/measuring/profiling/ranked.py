@@ -17,7 +17,7 @@ from strata_planner.contract.frames import FrameHeader, Segment
 from strata_planner.contract.plan import DeviceRef
 from strata_planner.contract.roles import Role
 from strata_planner.contract.strategies import MEGATRON_ONLY, StrategyName
-from strata_runtime.huge_pages import gather, kept_by
+from strata_runtime import huge_pages
 from strata_runtime.loading.load import LoadOptions, load_stage
 from strata_runtime.loading.stage_model import StageModel
 from strata_runtime.measuring.profiling.stage import StageSpec, role_of
@@ -40,7 +40,7 @@ class RankedStage:
         self._others = OtherRanks(role, model, verify=True)
         options = LoadOptions(collectives=self._others.collectives)
         self._model: StageModel = load_stage(role, model, lambda *_: None, torch.device("cpu"), options)
-        gather(kept_by(self._model.layers))  # now, not beside what is timed
+        huge_pages.wait()  # it would be gathered beside what is timed
         self._others.wait_loaded(lambda: None, lambda: None)
         self._cache: PagedKvCache = cache_of(role, self._model)
         self._entered = self._left = 0.0

@@ -27,6 +27,7 @@ from strata_planner.contract.frames import (
 from strata_planner.contract.plan import MicroBatch
 from strata_planner.contract.roles import Neighbour, Role
 from strata_planner.contract.rows import padded_rows
+from strata_runtime import huge_pages
 from strata_runtime.formats import QuantLinear
 from strata_runtime.formats.float8.block_linear import BlockFloat8Linear
 from strata_runtime.formats.float8.float8_linear import Float8Linear
@@ -44,7 +45,6 @@ from strata_runtime.formats.kernels import (
 from strata_runtime.formats.planes.any_linear import AnyLinear
 from strata_runtime.formats.rounded.rounded_linear import ChannelLinear, GroupLinear, PackedChannelLinear
 from strata_runtime.formats.static8.static_linear import StaticLinear
-from strata_runtime.huge_pages import gather, kept_by
 from strata_runtime.loading.load import load_stage
 from strata_runtime.measuring.profiling.grid import Work
 from strata_runtime.scheduler.blocks import OwnBlocks
@@ -92,7 +92,7 @@ class ProfiledStage:
         self.spec = spec
         role = role_of(spec)
         self.model = load_stage(role, model_path, lambda *_: None, device)
-        gather(kept_by(self.model.layers))  # now, not beside what is timed
+        huge_pages.wait()  # it would be gathered beside what is timed
         self.cache = cache_of(role, self.model)
         self._executor = StageExecutor(role, self.model, self.cache)
         self._blocks = OwnBlocks(role.replica_page_budget, PAGE_TOKENS)

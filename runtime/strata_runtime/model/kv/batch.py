@@ -112,8 +112,8 @@ class Batch:
     layers: Mapping[int, LayerPool]
     states: Mapping[int, LayerState] = field(default_factory=dict)
     state_runs: tuple[StateRun, ...] = ()
-    # What whole layers in one native call have in common, by the positions it was worked out for, which are kept: `model.fused_layer`.
-    fused_steps: dict[int, tuple[object, Step | None]] = field(default_factory=dict)
+    # What whole layers in one native call have in common, by the positions and the head's width that it was worked out for: `model.fused_layer`.
+    fused_steps: dict[tuple[int, int], tuple[object, Step | None]] = field(default_factory=dict, init=False)
     _parts: dict[Reach, list[Part]] = field(default_factory=dict)
     _tables: dict[int, Tables] = field(default_factory=dict)  # by how many heads share a key head
 
