@@ -1,6 +1,7 @@
 """Calls of the native library that take one block of packed numbers, and matrices as it reads them. Shared by the modules that wrap its functions."""
 
 import ctypes
+import itertools
 import struct
 from collections.abc import Callable
 from functools import cache
@@ -26,16 +27,17 @@ class Changes:
     """Of the weights of this process: what was worked out from linears as they are holds for as long as `now` is what it was."""
 
     def __init__(self) -> None:
-        self._count = 0
+        self._numbers = itertools.count(1)  # no two threads get the same one
+        self._last = 0
 
     def happened(self) -> None:
         """A linear has another weight from the next step on, or another linear its place."""
-        self._count += 1
+        self._last = next(self._numbers)
 
     @property
     def now(self) -> tuple[int, int]:
         """Differs, too, once a hook was set on whatever module: it wants to see what goes in or comes out."""
-        return self._count, RemovableHandle.next_id
+        return self._last, RemovableHandle.next_id
 
 
 CHANGES = Changes()
