@@ -22,15 +22,12 @@ Span = tuple[int, int]  # addresses: first, and behind the last
 
 _FOLDER = Path("/sys/kernel/mm/transparent_hugepage")
 _HUGE_PAGE, _COLLAPSE = 14, 25  # advice
-_LEAST_SHARE = (
-    3 / 4
-)  # of a page that weights take: what lies between them is memory that is freed and taken, or nothing yet
-_MOST_PAGE_BYTES = (
-    2 << 20
-)  # larger ones, as processors with pages of 64 KiB have them, would take more than they are worth
-_REST = (
-    1.0  # times as long as a page took, before the next: whoever computes beside it waits for a page while it is moved
-)
+# Of a page that weights take: what lies between them is memory that is freed and taken, or nothing yet.
+_LEAST_SHARE = 3 / 4
+# Larger ones, as processors with pages of 64 KiB have them, would take more than they are worth.
+_MOST_PAGE_BYTES = 2 << 20
+# Times as long as a page took, before the next: whoever computes beside it waits for a page while it is moved.
+_REST = 1.0
 
 
 @cache
@@ -62,10 +59,10 @@ def mostly_taken(spans: Iterable[Span], size: int) -> list[int]:
 def untouched(tensor: Tensor) -> Tensor:
     """The same, its memory to come in huge pages when it is touched."""
     if size := _size_of(tensor):
-        (first, behind), *_ = spans_of([tensor])
-        begin = -(-first // size) * size
-        if begin + size <= behind:
-            _advise(begin, (behind - begin) // size * size, _HUGE_PAGE)
+        first, behind = span_of(tensor)
+        begin, end = -(-first // size) * size, behind // size * size
+        if begin < end:
+            _advise(begin, end - begin, _HUGE_PAGE)
     return tensor
 
 
@@ -83,8 +80,7 @@ def gather_beside(modules: Iterable[nn.Module]) -> None:
 
 def wait() -> None:
     """Until all is gathered that was asked for."""
-    if _gatherer.cache_info().currsize:
-        _gatherer().join()
+    _gatherer().join()
 
 
 def kept_by(modules: Iterable[nn.Module]) -> Iterator[Tensor]:
@@ -96,13 +92,13 @@ def kept_by(modules: Iterable[nn.Module]) -> Iterator[Tensor]:
             yield from getattr(child, "opaque", ())
 
 
-def spans_of(tensors: Iterable[Tensor]) -> list[Span]:
-    return [(tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes) for tensor in tensors]
+def span_of(tensor: Tensor) -> Span:
+    return tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
 
 
 def _pages(tensors: Iterable[Tensor]) -> list[int]:
-    held = [tensor for tensor in tensors if _size_of(tensor)]
-    return mostly_taken(spans_of(held), page_bytes()) if held else []
+    spans = [span_of(tensor) for tensor in tensors if _size_of(tensor)]
+    return mostly_taken(spans, page_bytes())
 
 
 def _size_of(tensor: Tensor) -> int:

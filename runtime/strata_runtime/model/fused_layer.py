@@ -3,6 +3,7 @@
 Given to layers by `fused_forwards`. What the library does not take goes the layer's own way, to the same bits.
 """
 
+import copy
 import operator
 import weakref
 from collections.abc import Callable
@@ -31,8 +32,8 @@ class FusedLayer:
     linears: tuple[tuple[Any, str], ...]
     rule: AttentionRule
     work_columns: int
-    _known: tuple[int, Norms, weakref.ref[Entries], bytes] | None = field(default=None, init=False)
-    _named: dict[int, tuple[tuple[int, int, int], bytes]] = field(default_factory=dict, init=False)
+    _known: tuple[Norms, weakref.ref[Entries], bytes] | None = field(default=None, init=False)
+    _named: dict[int, tuple[tuple[int, int], bytes]] = field(default_factory=dict, init=False)
 
     @classmethod
     def of(cls, layer: Any, window: int | None) -> "FusedLayer | None":
@@ -51,6 +52,12 @@ class FusedLayer:
         queries, keys, _, width, inner, *_ = (getattr(parent, name).out_features for parent, name in linears)
         columns = native_layer.work_columns(width, queries, keys, inner)
         return cls(attention, norms, linears, AttentionRule(attention.scaling, window), columns)
+
+    def __deepcopy__(self, memo: dict[int, object]) -> "FusedLayer":
+        """Of a layer with weights of its own, of which nothing is known yet."""
+        return FusedLayer(
+            *copy.deepcopy((self.attention, self.norms, self.linears, self.rule, self.work_columns), memo)
+        )
 
     def forward(
         self,
@@ -105,7 +112,7 @@ class FusedLayer:
         """Of its linears as they are now; None: the library does not multiply by one of them. Kept until weights change: weights have driven out of the
         caches what Python looks at in between.
         """
-        now, known = (id(self), *CHANGES.now), self._named.get(tokens)  # a copy has weights of its own
+        now, known = CHANGES.now, self._named.get(tokens)
         if known is None or known[0] != now:
             named = [_product(getattr(parent, name), tokens) for parent, name in self.linears]
             there = [each for each in named if each is not None]
@@ -118,16 +125,11 @@ class FusedLayer:
         """Anew where a norm or the pool is another one."""
         weights = Norms(*(None if each is None else each._parameters["weight"] for each in self.norms))  # noqa: SLF001  a module's own look-up is slow
         known = self._known
-        if (
-            known is not None
-            and known[0] == id(self)
-            and known[2]() is entries
-            and all(map(operator.is_, known[1], weights))
-        ):
-            return known[3]
+        if known is not None and known[1]() is entries and all(map(operator.is_, known[0], weights)):
+            return known[2]
         epsilon = self.norms[0].variance_epsilon
         numbers = native_layer.layer_numbers(weights, epsilon, entries, self.rule.scale, self.rule.window)
-        self._known = id(self), weights, weakref.ref(entries), numbers  # a pool goes when it is let go
+        self._known = weights, weakref.ref(entries), numbers  # a pool goes when it is let go
         return numbers
 
 

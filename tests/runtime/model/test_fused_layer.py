@@ -1,5 +1,6 @@
 """A layer in one native call computes to the bit what its modules compute one by one, and is taken wherever it can be."""
 
+import copy
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -130,3 +131,15 @@ def test_the_next_step_sees_what_has_changed(tmp_path: Path, taken: list[int], m
     hook.remove()
     assert (len(seen), len(taken)) == (1, calls + len(layers) - 1)
     assert torch.equal(looked_at, outputs[-2])
+
+
+def test_a_copy_of_a_layer_multiplies_by_its_own_weights(tmp_path: Path, taken: list[int]) -> None:
+    model = make_tiny_model(tmp_path, "llama", **WIDE)
+    layers: list[FormatName] = ["dense"] * Model.from_folder(model).num_layers
+    stages = Stages(model, roles(model, 1, compute_type="bfloat16", formats=layers))
+    stages.step(TEXTS, [Segment(1, 0, 6, 1)])
+    forward = vars(stages.models[0].layers[0])["forward"]
+    of_copy = vars(copy.deepcopy(stages.models[0].layers[0]))["forward"]
+    fused, copied = forward.func.__self__, of_copy.func.__self__
+    assert taken
+    assert fused._products(6) != copied._products(6), "addresses of other weights"
