@@ -31,7 +31,7 @@ class Changes:
         self._last = 0
 
     def happened(self) -> None:
-        """A linear has another weight from the next step on, or another linear its place."""
+        """From the next step on a linear has another weight, or another linear or layer its place."""
         self._last = next(self._numbers)
 
     @property
@@ -50,6 +50,7 @@ def lined_up(matrix: Tensor) -> Tensor:
 
 DENSE, PLANES, PLANES_INT8, CHANNELS, PLANES_DECODED = range(5)  # kinds of products: `Kind` of kernels/native/layer.cpp
 _PRODUCT = struct.Struct("3q168s")
+PRODUCT_BYTES = _PRODUCT.size
 
 
 def product(kind: int, columns: int, bias: Tensor | None, weight: bytes) -> bytes:

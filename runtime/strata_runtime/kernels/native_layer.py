@@ -1,9 +1,11 @@
-"""A decoder layer that goes as Llama's does, for some tokens, in one call of the native library; bfloat16 on processors that multiply it.
+"""Decoder layers that go as Llama's do, one behind the other, for some tokens, in one call of the native library; bfloat16 on processors that multiply it.
 
-Called by `model.fused_layer`, which asks whether the library takes all of it. The library calls its own functions one after the other, those that the modules of this package call one at a time: the bits are
-theirs. What a call of Python and torch takes beside a product is a third of a small model's step.
+Called by `model.fused_layer` and `model.fused_decoder`, which ask whether the library takes all of it. The library calls its own functions one after the
+other, those that the modules of this package call one at a time: the bits are theirs. What a call of Python and torch takes beside a product is a third of a
+small model's step.
 """
 
+import ctypes
 import struct
 from typing import NamedTuple
 
@@ -11,12 +13,13 @@ import torch
 from torch import Tensor
 
 from strata_runtime.kernels.native_attention import Entries, Spans
-from strata_runtime.kernels.native_calls import function
+from strata_runtime.kernels.native_calls import PRODUCT_BYTES, function
 
 MOST_TOKENS = 64  # beyond, what is saved is nothing beside the products
 
-# The parts of `LayerCall` of kernels/native/layer.cpp: of a call, of a step, of a layer.
-_CALL, _STEP, _LAYER = struct.Struct("2q"), struct.Struct("10q"), struct.Struct("6qd5qdq")
+# The parts of `LayersCall` of kernels/native/layer.cpp: of a call, of a step, of each layer before its products.
+_CALL, _STEP, _LAYER = struct.Struct("4q"), struct.Struct("10q"), struct.Struct("6qd5qdq")
+LAYER_BYTES = _LAYER.size + 7 * PRODUCT_BYTES
 
 
 class Norms(NamedTuple):
@@ -76,15 +79,17 @@ def layer_numbers(norms: Norms, epsilon: float, entries: Entries, scale: float, 
     )
 
 
-def layer(hidden: Tensor, step: Step, numbers: bytes, products: bytes) -> Tensor:
+def layers(hidden: Tensor, step: Step, named: bytes, begun: ctypes.c_int64) -> Tensor:
     """hidden: [1, tokens or more, width], contiguous -> the same, zeros behind the tokens. Their keys and values are stored on the way.
 
-    `numbers`: by `layer_numbers`; `products`: of query, key, value, output, gate, up, down, by `native_calls.product`, one behind the other.
+    `named`: of one layer behind the other its numbers by `layer_numbers`, and its products: of query, key, value, output, gate, up, down, by
+    `native_calls.product`. `begun` grows by one with each layer that is begun, while the library is at it.
     """
     out = torch.empty_like(hidden)
     if hidden.shape[1] > step.tokens:
         out[:, step.tokens :] = 0
-    function("strata_layer")(b"".join((_CALL.pack(hidden.data_ptr(), out.data_ptr()), step.numbers, numbers, products)))
+    call = _CALL.pack(hidden.data_ptr(), out.data_ptr(), ctypes.addressof(begun), len(named) // LAYER_BYTES)
+    function("strata_layers")(b"".join((call, step.numbers, named)))
     return out
 
 

@@ -66,7 +66,7 @@ class StageModel:
     @property
     def layers_begun(self) -> int:
         """So often some layer has been come to, in whatever step: where it grows, a step gets on."""
-        return self._stage.step.layers_begun
+        return self._stage.step.begun.value
 
     def parts(self) -> tuple[HeldLayer | HeldOutside, ...]:
         """All that another stage may take."""

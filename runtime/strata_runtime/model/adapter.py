@@ -34,6 +34,7 @@ from strata_planner.contract.rows import TOKENS_AS_FLOATS, padded_rows
 from strata_planner.contract.sequence_state import SequenceState, states_of
 from strata_planner.contract.text_part import PREFIXES, text_part
 from strata_runtime.errors import InputError, reason_of
+from strata_runtime.kernels.native_calls import CHANGES
 from strata_runtime.model.attention import kernel_sizes
 from strata_runtime.model.attention_interface import Step, attention, use_attention_of_pages
 from strata_runtime.model.divided import Division
@@ -45,6 +46,7 @@ from strata_runtime.model.layer_paths import LAYER_LISTS
 from strata_runtime.model.lean_imports import SmallOnCpu, without_compiler
 from strata_runtime.model.linears import use_plain_linears
 from strata_runtime.model.llama4 import use_routed_experts
+from strata_runtime.model.outside import Outside, OutsideInTuple
 from strata_runtime.model.padding import padded, pads
 from strata_runtime.ranges import Ranges
 from strata_runtime.ranks.cut import LinearCut
@@ -79,20 +81,6 @@ def _text_config(config: Any, fields: dict[str, Any]) -> Any:
     inner = config.text_config
     inner.tie_word_embeddings = part.get("tie_word_embeddings", inner.tie_word_embeddings)
     return inner
-
-
-class Outside(nn.Module):
-    """Stands where another stage computes: hands its first argument on."""
-
-    def forward(self, first: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-        return first
-
-
-class OutsideInTuple(Outside):
-    """The same among layers that answer with more than hidden states."""
-
-    def forward(self, first: torch.Tensor, *_: Any, **__: Any) -> Any:
-        return (first,)
 
 
 class ModelSlice:
@@ -400,6 +388,7 @@ class ModelSlice:
         try:
             for number in aside:
                 self._list[number] = self._outside()
+            CHANGES.happened()
             given = {"input_ids" if embeds else "inputs_embeds": inputs[None]}
             hidden: torch.Tensor = self._base(**given, position_ids=position_ids, use_cache=False).last_hidden_state
             return hidden[0, :tokens]
@@ -407,6 +396,7 @@ class ModelSlice:
             self.step.batch = self.step.positions = None
             for number, layer in aside.items():
                 self._list[number] = layer
+            CHANGES.happened()
 
     def _outside(self) -> Outside:
         """What stands where another stage computes."""

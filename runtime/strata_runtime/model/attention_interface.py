@@ -3,6 +3,7 @@
 Used by the adapter.
 """
 
+import ctypes
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,7 +27,9 @@ class Step:
     batch: Batch | None = None
     positions: torch.Tensor | None = None  # of all rows [1, rows], padded ones too
     rules: dict[int, AttentionRule] = field(default_factory=dict)  # of each layer, once it has been called
-    layers_begun: int = 0  # in all steps
+    begun: ctypes.c_int64 = field(
+        default_factory=ctypes.c_int64
+    )  # layers, in all steps: the native library counts here, too
 
 
 def use_attention_of_pages(model: Any) -> None:
@@ -61,7 +64,7 @@ def attention(  # noqa: PLR0913, PLR0917, transformers' own signature
     rule = AttentionRule(scale, sliding_window, softcap, slopes, s_aux, chunk)
     batch = module.strata_step.batch
     module.strata_step.rules[module.layer_idx] = rule
-    module.strata_step.layers_begun += 1
+    module.strata_step.begun.value += 1
     tokens, rows = batch.tokens, query.shape[2]
     if rows == tokens:
         return attend(batch, module.layer_idx, query[0], key[0], value[0], rule)[None], None

@@ -1,4 +1,4 @@
-"""Forwards that take one native call where transformers' own take many: of norms, rotary attention, gated MLPs and whole layers in bfloat16 on processors.
+"""Forwards that take one native call where transformers' own take many: of norms, rotary attention, gated MLPs, whole layers and whole decoders in bfloat16 on processors.
 
 Used by the adapter. A module gets one if its own forward is, instruction for instruction, one of those that transformers copies into most models: Llama's,
 Mistral's, Qwen's. One that computes otherwise keeps its own, and what the native library does not take goes the module's own way.
@@ -17,6 +17,7 @@ from transformers.models.qwen2 import modeling_qwen2 as qwen2
 from transformers.models.qwen3 import modeling_qwen3 as qwen3
 
 from strata_runtime.kernels import native_dense, native_rowwise
+from strata_runtime.model.fused_decoder import FusedDecoder
 from strata_runtime.model.fused_layer import FusedLayer
 from strata_runtime.model.same_code import goes_as_llama, is_the_same
 
@@ -34,6 +35,9 @@ def fuse(model: torch.nn.Module, attention: Attention) -> None:
     for module in model.modules():
         if (layer := _layer(module)) is not None:
             module.forward = partial(layer.forward, module.forward)
+    for module in model.modules():
+        if (decoder := FusedDecoder.of(module)) is not None:
+            module.forward = partial(decoder.forward, module.forward)
 
 
 def _layer(module: Any) -> FusedLayer | None:

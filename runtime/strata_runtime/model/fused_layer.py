@@ -1,6 +1,7 @@
 """The forward of a decoder layer that goes as Llama's: for few tokens one call of the native library, which its linears name their weights for.
 
-Given to layers by `fused_forwards`. What the library does not take goes the layer's own way, to the same bits.
+Given to layers by `fused_forwards`; where the whole decoder goes as Llama's, `fused_decoder` asks for them all at once. What the library does not take goes the
+layer's own way, to the same bits.
 """
 
 import copy
@@ -8,6 +9,7 @@ import operator
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +18,7 @@ from torch import Tensor
 from strata_runtime.kernels import native_attention, native_layer, native_rowwise
 from strata_runtime.kernels.native_attention import Entries
 from strata_runtime.kernels.native_calls import CHANGES
-from strata_runtime.kernels.native_layer import MOST_TOKENS, Norms, Step
+from strata_runtime.kernels.native_layer import Norms, Step
 from strata_runtime.model.attention_rule import AttentionRule
 from strata_runtime.model.kv.batch import Batch
 
@@ -68,21 +70,39 @@ class FusedLayer:
     ) -> Tensor:
         """hidden_states: [1, rows, width]; as the layer's own."""
         of_model = self.attention.strata_step
-        number = self.attention.layer_idx
-        step = self._step(of_model.batch, hidden_states, position_embeddings)
-        if step is not None:
-            entries, products = of_model.batch.layers[number].entries, self._products(step.tokens)
-            if entries is not None and products is not None:
-                of_model.rules[number] = self.rule
-                of_model.layers_begun += 1
-                return native_layer.layer(hidden_states, step, self._numbers(entries), products)
-        return own(hidden_states, position_embeddings=position_embeddings, **given)
+        named = self.named(of_model)
+        step = None if named is None else self.step(of_model.batch, hidden_states, position_embeddings)
+        if named is None or step is None:
+            return own(hidden_states, position_embeddings=position_embeddings, **given)
+        return native_layer.layers(hidden_states, step, named[1], of_model.begun)
 
-    def _step(self, batch: Batch | None, hidden: Tensor, positions: Positions | None) -> Step | None:
-        """Worked out by the first layer that asks; None: the library does not take it."""
-        if batch is None or positions is None:
+    @classmethod
+    def whose(cls, layer: Any) -> "FusedLayer | None":
+        """That the forward of a layer is of."""
+        forward = vars(layer).get("forward")
+        fused = getattr(forward.func, "__self__", None) if isinstance(forward, partial) else None
+        return fused if isinstance(fused, cls) else None
+
+    def named(self, of_model: Any) -> tuple[Entries, bytes] | None:
+        """Its part of the pool, and by what the library knows it in this step, as `native_layer.layers` takes it; None: it does not take all of it."""
+        batch: Batch | None = of_model.batch
+        if batch is None or batch.tokens > native_layer.MOST_TOKENS:
             return None
-        if hidden.dtype is not torch.bfloat16 or not hidden.is_contiguous() or hidden.shape[0] != 1:
+        number = self.attention.layer_idx
+        entries, products = batch.layers[number].entries, self._products(batch.tokens)
+        if entries is None or products is None:
+            return None
+        of_model.rules[number] = self.rule
+        return entries, self._numbers(entries) + products
+
+    def step(self, batch: Batch, hidden: Tensor, positions: Positions | None) -> Step | None:
+        """Worked out by the first layer that asks; None: the library does not take it."""
+        if (
+            positions is None
+            or hidden.dtype is not torch.bfloat16
+            or not hidden.is_contiguous()
+            or hidden.shape[0] != 1
+        ):
             return None
         asked = id(positions), self.attention.head_dim  # the positions are kept with what is found
         known = batch.fused_steps.get(asked)
@@ -99,8 +119,7 @@ class FusedLayer:
     def _takes(self, batch: Batch, hidden: Tensor, positions: Positions) -> bool:
         width = self.attention.head_dim
         return (
-            batch.tokens <= MOST_TOKENS
-            and native_rowwise.takes(hidden)
+            native_rowwise.takes(hidden)
             and batch.places.device.type == "cpu"
             and native_attention.takes(hidden.dtype, hidden.device, width)
             and all(

@@ -85,7 +85,7 @@ Heads = tuple[Tensor, Tensor, Tensor]
 
 
 def _state_of(module: Any) -> tuple[LayerState, tuple[StateRun, ...]]:
-    module.strata_step.layers_begun += 1
+    module.strata_step.begun.value += 1
     batch = module.strata_step.batch
     return batch.states[module.layer_idx], batch.state_runs
 

@@ -1,4 +1,4 @@
-"""A layer in one native call computes to the bit what its modules compute one by one, and is taken wherever it can be."""
+"""Layers in one native call compute to the bit what their modules compute one by one, and are taken wherever they can be."""
 
 import copy
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from strata_planner.question.model import Model
 from strata_runtime.formats.planes.any_linear import AnyLinear
 from strata_runtime.kernels import native_channels, native_dense, native_layer
 from strata_runtime.loading.blocked import BlockedLinear
-from strata_runtime.model import fused_layer
+from strata_runtime.slot.role_cache import cache_of
 from tests.runtime.architectures import make_tiny_model
 from tests.runtime.loading.stages import Stages, roles
 
@@ -33,16 +33,16 @@ STEPS: Sequence[Sequence[Segment]] = (
 
 
 @pytest.fixture
-def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Tokens of each call of the library for a layer."""
-    seen: list[int] = []
-    original = native_layer.layer
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Of each call of the library: tokens, layers."""
+    seen: list[tuple[int, int]] = []
+    original = native_layer.layers
 
-    def layer(hidden: torch.Tensor, step: native_layer.Step, *rest: Any) -> torch.Tensor:
-        seen.append(step.tokens)
-        return original(hidden, step, *rest)
+    def layers(hidden: torch.Tensor, step: native_layer.Step, named: bytes, *rest: Any) -> torch.Tensor:
+        seen.append((step.tokens, len(named) // native_layer.LAYER_BYTES))
+        return original(hidden, step, named, *rest)
 
-    monkeypatch.setattr(native_layer, "layer", layer)
+    monkeypatch.setattr(native_layer, "layers", layers)
     return seen
 
 
@@ -74,21 +74,24 @@ def test_one_call_is_the_modules_one_by_one(
     kv_bits: int,
     config: dict[str, Any],
     tmp_path: Path,
-    taken: list[int],
+    taken: list[tuple[int, int]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = make_tiny_model(tmp_path, name, **WIDE, **config)
     layers = [form] * Model.from_folder(model).num_layers
     found = run(model, layers, kv_bits)
-    assert taken == [tokens for tokens in (13, 5, 1, 21, 10) for _ in layers]
-    monkeypatch.setattr(fused_layer, "MOST_TOKENS", 0)
+    assert [tokens for tokens, _ in taken] == [tokens for tokens in (13, 5, 1, 21, 10) for _stage in range(2)]
+    assert sum(count for _, count in taken) == len(STEPS) * len(layers)
+    monkeypatch.setattr(native_layer, "MOST_TOKENS", 0)
     expected = run(model, layers, kv_bits)
-    assert len(taken) == len(STEPS) * len(layers), "the modules were asked"
+    assert len(taken) == len(STEPS) * 2, "the modules were asked"
     for one, other in zip(found, expected, strict=True):
         assert torch.equal(one, other)
 
 
-def test_the_next_step_sees_what_has_changed(tmp_path: Path, taken: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_next_step_sees_what_has_changed(
+    tmp_path: Path, taken: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What linears are called by is kept from step to step: until one has other bits, another's place, drafts, or somebody looks at it."""
     model = make_tiny_model(tmp_path, "llama", **WIDE)
     layers: list[FormatName] = ["any5"] * Model.from_folder(model).num_layers
@@ -102,9 +105,9 @@ def test_the_next_step_sees_what_has_changed(tmp_path: Path, taken: list[int], m
     def changes(*, draft: bool = False) -> None:
         calls, (cache,) = len(taken), stages.caches
         fused = stage.forward(tokens, cache.plan(dealt), draft=draft)
-        assert len(taken) == calls + len(layers)
+        assert taken[calls:] == [(6, len(layers))]
         with monkeypatch.context() as patch:
-            patch.setattr(fused_layer, "MOST_TOKENS", 0)
+            patch.setattr(native_layer, "MOST_TOKENS", 0)
             assert torch.equal(fused, stage.forward(tokens, cache.plan(dealt), draft=draft))
         assert not any(torch.equal(fused, each) for each in outputs)
         outputs.append(fused)
@@ -129,11 +132,13 @@ def test_the_next_step_sees_what_has_changed(tmp_path: Path, taken: list[int], m
     calls = len(taken)
     looked_at = stage.forward(tokens, cache.plan(dealt))
     hook.remove()
-    assert (len(seen), len(taken)) == (1, calls + len(layers) - 1)
+    assert (len(seen), taken[calls:]) == (1, [(6, 1)] * (len(layers) - 1)), (
+        "layers go one by one, and this one's linears do"
+    )
     assert torch.equal(looked_at, outputs[-2])
 
 
-def test_a_copy_of_a_layer_multiplies_by_its_own_weights(tmp_path: Path, taken: list[int]) -> None:
+def test_a_copy_of_a_layer_multiplies_by_its_own_weights(tmp_path: Path, taken: list[tuple[int, int]]) -> None:
     model = make_tiny_model(tmp_path, "llama", **WIDE)
     layers: list[FormatName] = ["dense"] * Model.from_folder(model).num_layers
     stages = Stages(model, roles(model, 1, compute_type="bfloat16", formats=layers))
@@ -143,3 +148,72 @@ def test_a_copy_of_a_layer_multiplies_by_its_own_weights(tmp_path: Path, taken: 
     fused, copied = forward.func.__self__, of_copy.func.__self__
     assert taken
     assert fused._products(6) != copied._products(6), "addresses of other weights"
+
+
+class Running:
+    """One stage of a tiny model, and what it makes of six tokens."""
+
+    def __init__(self, folder: Path) -> None:
+        model = make_tiny_model(folder, "llama", **WIDE, num_hidden_layers=4)
+        self.role = roles(model, 1, compute_type="bfloat16", formats=["dense"] * 4)[0]
+        stages = Stages(model, [self.role])
+        self.stage, self.cache = stages.models[0], stages.caches[0]
+        self.dealt = stages.blocks.deal([Segment(1, 0, 6, 1)])
+
+    def step(self) -> torch.Tensor:
+        return self.stage.forward(TEXTS[1][:6], self.cache.plan(self.dealt))
+
+    def layers(self, some: range, hidden: torch.Tensor) -> torch.Tensor:
+        return self.stage.forward_some(hidden, self.cache.plan(self.dealt), some)
+
+
+def test_who_looks_at_the_ends_sees_them_and_between_two_layers_they_go_one_by_one(
+    tmp_path: Path, taken: list[tuple[int, int]]
+) -> None:
+    running = Running(tmp_path)
+    layers, expected = running.stage.layers, running.step()
+    seen: list[torch.Tensor] = []
+    ends = [
+        layers[0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0])),
+        layers[-1].register_forward_hook(lambda *given: seen.append(given[2])),
+    ]
+    assert torch.equal(running.step(), expected)
+    assert taken == [(6, 4)] * 2
+    between = layers[1].register_forward_hook(lambda *given: seen.append(given[2]))
+    assert torch.equal(running.step(), expected)
+    assert taken[2:] == [(6, 1)] * 4
+    between.remove()
+    assert torch.equal(running.step(), expected)
+    assert taken[6:] == [(6, 4)], "nobody looks any more"
+    for end in ends:
+        end.remove()
+    entered, left, entered_again, _, left_again, *_ = seen
+    assert torch.equal(entered, entered_again)
+    assert torch.equal(left, left_again)
+    assert not torch.equal(entered, left)
+    assert running.stage.layers_begun == 4 * 4
+
+
+def test_another_cache_gets_the_keys_of_its_own_steps(tmp_path: Path, taken: list[tuple[int, int]]) -> None:
+    running = Running(tmp_path)
+    expected, first = running.step(), running.cache
+    running.cache = cache_of(running.role, running.stage)
+    assert torch.equal(running.step(), expected)
+    assert taken == [(6, 4)] * 2
+    for number, pool in running.cache.pools.items():
+        assert torch.equal(pool.storage[0], first.pools[number].storage[0])
+        assert pool.storage[0].any()
+
+
+def test_some_layers_alone_are_those_and_no_others(
+    tmp_path: Path, taken: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = Running(tmp_path)
+    hidden = torch.randn(6, 128, generator=torch.Generator().manual_seed(5)).bfloat16()
+    parts = [range(1, 2), range(2, 3), range(1, 3), range(1, 4)]
+    whole, fused = running.step(), [running.layers(some, hidden) for some in parts]
+    assert torch.equal(running.step(), whole)
+    assert taken == [(6, each) for each in (4, 1, 1, 2, 3, 4)]
+    monkeypatch.setattr(native_layer, "MOST_TOKENS", 0)
+    for some, found in zip(parts, fused, strict=True):
+        assert torch.equal(running.layers(some, hidden), found)

@@ -1,5 +1,6 @@
-// A decoder layer that goes as Llama's does, for some tokens, in one call (kernels/native_layer.py): at few tokens what surrounds a layer's seven products takes
-// as long as they do when each is a call of Python. It calls the library's own functions one after the other, so that every bit is that of those calls.
+// Decoder layers that go as Llama's do, one behind the other, for some tokens, in one call (kernels/native_layer.py): at few tokens what surrounds a layer's
+// seven products takes as long as they do when each is a call of Python. It calls the library's own functions one after the other, so that every bit is that of
+// those calls.
 #include "calls.h"
 #include "rowwise.h"
 
@@ -19,21 +20,31 @@ struct Product {
 };
 
 // In the order of native_layer.py.
-struct LayerCall {
-  int64_t hidden, out;  // bfloat16 [tokens, width]
-  // Of a step.
+struct Step {
   int64_t tokens;
   int64_t memory;      // bfloat16 [tokens, as many columns as `work_columns` of native_layer.py says]
   int64_t cos, sin;    // bfloat16 [tokens, head_width]
   int64_t new_places;  // int64 [tokens]
   int64_t page_tokens, spans, span_count, pages, threads;
-  // Of a layer.
+};
+
+struct Layer {
   int64_t width, head_width, norm, attended_norm, query_norm, key_norm;  // bfloat16 [width], [head_width] or 0
   double epsilon;
   int64_t keys, values, key_scales, value_scales, places;
   double scale;
   int64_t window;
   Product query, key, value, output, gate, up, down;
+};
+
+// Behind it `count` layers.
+struct LayersCall {
+  int64_t hidden, out;  // bfloat16 [tokens, width]
+  int64_t begun;        // int64: counts the layers that are begun, for whoever watches from another thread
+  int64_t count;
+  Step step;
+
+  const Layer* layers() const { return reinterpret_cast<const Layer*>(this + 1); }
 };
 
 #if STRATA_X86
@@ -74,63 +85,64 @@ void multiply(const Product& product, const uint16_t* tokens, int64_t count, uin
   if (product.bias) rowwise().add(out, pointer<const uint16_t>(product.bias), 0, count, rows, out);
 }
 
-void normalize(const uint16_t* rows, int64_t count, int64_t width, int64_t weight, const LayerCall& call, uint16_t* out) {
-  const NormCall norm{address(rows), count, width, width, weight, address(out), call.epsilon, call.threads};
+void normalize(const uint16_t* rows, int64_t count, int64_t width, int64_t weight, double epsilon, int64_t threads, uint16_t* out) {
+  const NormCall norm{address(rows), count, width, width, weight, address(out), epsilon, threads};
   strata_rms_norm(&norm);
 }
 
 // Queries or keys of a token next to each other: [tokens, heads, head_width].
-void place_in_order(const LayerCall& call, uint16_t* items, int64_t heads, int64_t norm) {
-  const int64_t width = call.head_width;
-  if (norm) normalize(items, call.tokens * heads, width, norm, call, items);
-  const RotateCall rotate{address(items), heads, call.tokens, width, width, heads * width, call.cos, call.sin, width, call.threads};
+void place_in_order(const Step& step, const Layer& layer, uint16_t* items, int64_t heads, int64_t norm) {
+  const int64_t width = layer.head_width;
+  if (norm) normalize(items, step.tokens * heads, width, norm, layer.epsilon, step.threads, items);
+  const RotateCall rotate{address(items), heads, step.tokens, width, width, heads * width, step.cos, step.sin, width, step.threads};
   strata_rotate(&rotate);
 }
 
 // Of each token's keys or values [kv_heads, head_width] to its place. `unread`: as many, which are restored by the way.
-void store(const LayerCall& call, const uint16_t* items, int64_t heads, int64_t held, int64_t scales, uint16_t* unread) {
-  const int64_t width = call.head_width, *places = pointer<const int64_t>(call.new_places);
+void store(const Step& step, const Layer& layer, const uint16_t* items, int64_t heads, int64_t held, int64_t scales, uint16_t* unread) {
+  const int64_t width = layer.head_width, *places = pointer<const int64_t>(step.new_places);
   if (scales) {
-    const EntriesCall entries{address(items),   width, heads * width, static_cast<int64_t>(Type::bfloat16), heads,           call.tokens, width,
-                              call.new_places, held,  scales,        call.places,                          address(unread)};
+    const EntriesCall entries{address(items),   width, heads * width, static_cast<int64_t>(Type::bfloat16), heads,           step.tokens, width,
+                              step.new_places, held,  scales,        layer.places,                         address(unread)};
     return strata_round_entries(&entries);
   }
-  for (int64_t token = 0; token < call.tokens; ++token)
+  for (int64_t token = 0; token < step.tokens; ++token)
     for (int64_t head = 0; head < heads; ++head)
-      __builtin_memcpy(pointer<uint16_t>(held) + (head * call.places + places[token]) * width, items + (token * heads + head) * width,
+      __builtin_memcpy(pointer<uint16_t>(held) + (head * layer.places + places[token]) * width, items + (token * heads + head) * width,
                        static_cast<size_t>(width) * 2);
 }
 
 // What the tokens see -> out [tokens, heads, head_width].
-void attend(const LayerCall& call, const uint16_t* query, int64_t heads, int64_t kv_heads, uint16_t* out) {
+void attend(const Step& step, const Layer& layer, const uint16_t* query, int64_t heads, int64_t kv_heads, uint16_t* out) {
   AttentionCall attention{};
   attention.query = address(query);
-  attention.query_head_stride = call.head_width;
-  attention.query_token_stride = heads * call.head_width;
-  attention.keys = call.keys;
-  attention.values = call.values;
-  attention.key_scales = call.key_scales;
-  attention.value_scales = call.value_scales;
+  attention.query_head_stride = layer.head_width;
+  attention.query_token_stride = heads * layer.head_width;
+  attention.keys = layer.keys;
+  attention.values = layer.values;
+  attention.key_scales = layer.key_scales;
+  attention.value_scales = layer.value_scales;
   attention.heads = heads;
   attention.kv_heads = kv_heads;
-  attention.width = call.head_width;
-  attention.places = call.places;
-  attention.page_tokens = call.page_tokens;
-  attention.spans = call.spans;
-  attention.span_count = call.span_count;
-  attention.pages = call.pages;
-  attention.scale = call.scale;
-  attention.window = call.window;
+  attention.width = layer.head_width;
+  attention.places = layer.places;
+  attention.page_tokens = step.page_tokens;
+  attention.spans = step.spans;
+  attention.span_count = step.span_count;
+  attention.pages = step.pages;
+  attention.scale = layer.scale;
+  attention.window = layer.window;
   attention.out = address(out);
-  attention.threads = call.threads;
+  attention.threads = step.threads;
   strata_attend(&attention);
 }
 
-void run(const LayerCall& call) {
-  const int64_t tokens = call.tokens, width = call.width, threads = call.threads;
-  const int64_t queries = call.query.rows(), keys = call.key.rows(), inner = call.gate.rows();
-  const int64_t heads = queries / call.head_width, kv_heads = keys / call.head_width;
-  uint16_t* at = pointer<uint16_t>(call.memory);
+// hidden [tokens, width] -> out, which may be the same.
+void run(const Step& step, const Layer& layer, const uint16_t* hidden, uint16_t* out) {
+  const int64_t tokens = step.tokens, width = layer.width, threads = step.threads;
+  const int64_t queries = layer.query.rows(), keys = layer.key.rows(), inner = layer.gate.rows();
+  const int64_t heads = queries / layer.head_width, kv_heads = keys / layer.head_width;
+  uint16_t* at = pointer<uint16_t>(step.memory);
   const auto take = [&](int64_t columns) {
     uint16_t* taken = at;
     at += tokens * columns;
@@ -138,27 +150,25 @@ void run(const LayerCall& call) {
   };
   uint16_t *normed = take(width), *summed = take(width), *query = take(queries), *attended = take(queries), *key = take(keys), *value = take(keys),
            *unread = take(keys), *gate = take(inner), *up = take(inner);
-  const uint16_t* hidden = pointer<const uint16_t>(call.hidden);
-  uint16_t* out = pointer<uint16_t>(call.out);
 
-  normalize(hidden, tokens, width, call.norm, call, normed);
-  multiply(call.query, normed, tokens, query, threads);
-  multiply(call.key, normed, tokens, key, threads);
-  multiply(call.value, normed, tokens, value, threads);
-  place_in_order(call, query, heads, call.query_norm);
-  place_in_order(call, key, kv_heads, call.key_norm);
-  store(call, key, kv_heads, call.keys, call.key_scales, unread);
-  store(call, value, kv_heads, call.values, call.value_scales, unread);
-  attend(call, query, heads, kv_heads, attended);
-  multiply(call.output, attended, tokens, summed, threads);
+  normalize(hidden, tokens, width, layer.norm, layer.epsilon, threads, normed);
+  multiply(layer.query, normed, tokens, query, threads);
+  multiply(layer.key, normed, tokens, key, threads);
+  multiply(layer.value, normed, tokens, value, threads);
+  place_in_order(step, layer, query, heads, layer.query_norm);
+  place_in_order(step, layer, key, kv_heads, layer.key_norm);
+  store(step, layer, key, kv_heads, layer.keys, layer.key_scales, unread);
+  store(step, layer, value, kv_heads, layer.values, layer.value_scales, unread);
+  attend(step, layer, query, heads, kv_heads, attended);
+  multiply(layer.output, attended, tokens, summed, threads);
   rowwise().add(hidden, summed, width, tokens, width, out);
 
-  normalize(out, tokens, width, call.attended_norm, call, normed);
-  multiply(call.gate, normed, tokens, gate, threads);
-  multiply(call.up, normed, tokens, up, threads);
+  normalize(out, tokens, width, layer.attended_norm, layer.epsilon, threads, normed);
+  multiply(layer.gate, normed, tokens, gate, threads);
+  multiply(layer.up, normed, tokens, up, threads);
   const GateCall gated{address(gate), inner, address(up), inner, tokens, inner, address(gate), threads};
   strata_gate(&gated);
-  multiply(call.down, gate, tokens, summed, threads);
+  multiply(layer.down, gate, tokens, summed, threads);
   rowwise().add(out, summed, width, tokens, width, out);
 }
 #endif
@@ -166,9 +176,15 @@ void run(const LayerCall& call) {
 }  // namespace
 
 // Where the library multiplies bfloat16 (strata_dense_runs).
-STRATA_API void strata_layer(const LayerCall* call) {
+STRATA_API void strata_layers(const LayersCall* call) {
 #if STRATA_X86
-  run(*call);
+  auto hidden = pointer<const uint16_t>(call->hidden);
+  const auto out = pointer<uint16_t>(call->out);
+  for (int64_t place = 0; place < call->count; ++place) {
+    __atomic_fetch_add(pointer<int64_t>(call->begun), 1, __ATOMIC_RELAXED);
+    run(call->step, call->layers()[place], hidden, out);
+    hidden = out;
+  }
 #else
   (void)call;
 #endif
