@@ -5,6 +5,7 @@ import itertools
 import struct
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
@@ -15,12 +16,23 @@ from strata_runtime.kernels.native import library
 @cache
 def function(name: str) -> Callable[[bytes], None]:
     """A function of the library, which is here: whoever calls has asked first."""
+    called: Callable[[bytes], None] = _function(name, None)
+    return called
+
+
+@cache
+def counting(name: str) -> Callable[[bytes], int]:
+    """The same of one that answers with a number."""
+    called: Callable[[bytes], int] = _function(name, ctypes.c_int64)
+    return called
+
+
+def _function(name: str, answers: type[ctypes.c_int64] | None) -> Any:
     found = library()
     assert found is not None, "there is no native library: whether it takes these tensors was not asked"
     named = getattr(found, name)
-    named.argtypes, named.restype = (ctypes.c_char_p,), None
-    called: Callable[[bytes], None] = named
-    return called
+    named.argtypes, named.restype = (ctypes.c_char_p,), answers
+    return named
 
 
 class Changes:

@@ -7,19 +7,20 @@ small model's step.
 
 import ctypes
 import struct
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from strata_runtime.kernels.native_attention import Entries, Spans
-from strata_runtime.kernels.native_calls import PRODUCT_BYTES, function
+from strata_runtime.kernels.native_calls import PRODUCT_BYTES, counting
 
 MOST_TOKENS = 64  # beyond, what is saved is nothing beside the products
 
 # The parts of `LayersCall` of kernels/native/layer.cpp: of a call, of a step, of each layer before its products.
-_CALL, _STEP, _LAYER = struct.Struct("4q"), struct.Struct("10q"), struct.Struct("6qd5qdq")
+_CALL, _STEP, _LAYER = struct.Struct("11q"), struct.Struct("10q"), struct.Struct("6qd5qdq")
 LAYER_BYTES = _LAYER.size + 7 * PRODUCT_BYTES
+_ALONE = (0,) * 6
 
 
 class Norms(NamedTuple):
@@ -79,17 +80,31 @@ def layer_numbers(norms: Norms, epsilon: float, entries: Entries, scale: float, 
     )
 
 
-def layers(hidden: Tensor, step: Step, named: bytes, begun: ctypes.c_int64) -> Tensor:
+class Meetings(Protocol):
+    """Of the ranks that share layers: their sums, in the library."""
+
+    @property
+    def numbers(self) -> tuple[int, int, int, int, int, int]:
+        """`Ranks` of layer.cpp."""
+
+    def check(self, late: int) -> None:
+        """Raises RankLostError for what the library says of a meeting."""
+
+
+def layers(hidden: Tensor, step: Step, named: bytes, begun: ctypes.c_int64, meetings: Meetings | None = None) -> Tensor:
     """hidden: [1, tokens or more, width], contiguous -> the same, zeros behind the tokens. Their keys and values are stored on the way.
 
     `named`: of one layer behind the other its numbers by `layer_numbers`, and its products: of query, key, value, output, gate, up, down, by
-    `native_calls.product`. `begun` grows by one with each layer that is begun, while the library is at it.
+    `native_calls.product`. `begun` grows by one with each layer that is begun, while the library is at it. `meetings`: where ranks share the layers.
     """
     out = torch.empty_like(hidden)
     if hidden.shape[1] > step.tokens:
         out[:, step.tokens :] = 0
-    call = _CALL.pack(hidden.data_ptr(), out.data_ptr(), ctypes.addressof(begun), len(named) // LAYER_BYTES)
-    function("strata_layers")(b"".join((call, step.numbers, named)))
+    count, ranks = len(named) // LAYER_BYTES, _ALONE if meetings is None else meetings.numbers
+    call = _CALL.pack(hidden.data_ptr(), out.data_ptr(), ctypes.addressof(begun), count, hidden.shape[1], *ranks)
+    late = counting("strata_layers")(b"".join((call, step.numbers, named)))
+    if meetings is not None:
+        meetings.check(late)
     return out
 
 

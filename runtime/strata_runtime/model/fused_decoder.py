@@ -84,7 +84,7 @@ class FusedDecoder:
             return own(**given)
         for look in run.first._forward_pre_hooks.values():  # noqa: SLF001
             look(run.first, (hidden,))
-        out = native_layer.layers(hidden, step, run.named, of_model.begun)
+        out = native_layer.layers(hidden, step, run.named, of_model.begun, self.widest.meetings)
         for look in run.last._forward_hooks.values():  # noqa: SLF001
             look(run.last, (hidden,), out)
         return Decoded(self.module.norm(out))

@@ -18,28 +18,33 @@ from torch import Tensor
 from strata_runtime.kernels import native_attention, native_layer, native_rowwise
 from strata_runtime.kernels.native_attention import Entries
 from strata_runtime.kernels.native_calls import CHANGES
-from strata_runtime.kernels.native_layer import Norms, Step
+from strata_runtime.kernels.native_layer import Meetings, Norms, Step
 from strata_runtime.model.attention_rule import AttentionRule
 from strata_runtime.model.kv.batch import Batch
+from strata_runtime.ranks.linears import SummedLinear
+from strata_runtime.ranks.shared_memory import SharedMemory
 
 Positions = tuple[Tensor, Tensor]  # cos and sin, [1, rows, head_width]
 
 
 @dataclass(eq=False)
 class FusedLayer:
-    """`norms`, `linears`: modules, as `native_layer` names them, of linears with their name in the parent: what is there may be replaced between two steps."""
+    """`norms`, `linears`: modules, as `native_layer` names them, of linears with their name in the parent: what is there may be replaced between two steps.
+    `summed`: those whose products ranks add up, of the attention's output and the MLP's; none: the layer is nobody else's.
+    """
 
     attention: Any
     norms: tuple[Any, Any, Any, Any]
     linears: tuple[tuple[Any, str], ...]
     rule: AttentionRule
     work_columns: int
+    summed: tuple[SummedLinear, ...] = ()
     _known: tuple[Norms, weakref.ref[Entries], bytes] | None = field(default=None, init=False)
     _named: dict[int, tuple[tuple[int, int], bytes]] = field(default_factory=dict, init=False)
 
     @classmethod
     def of(cls, layer: Any, window: int | None) -> "FusedLayer | None":
-        """`window`: of its attention. None: norms of several epsilons, or linears that the library does not know, as those that ranks share."""
+        """`window`: of its attention. None: norms of several epsilons, or linears that the library does not know, as those whose sums go over a network."""
         attention, mlp = layer.self_attn, layer.mlp
         own = (getattr(attention, name, None) for name in ("q_norm", "k_norm"))
         norms = (layer.input_layernorm, layer.post_attention_layernorm, *own)
@@ -49,17 +54,32 @@ class FusedLayer:
             *((attention, name) for name in ("q_proj", "k_proj", "v_proj", "o_proj")),
             *((mlp, name) for name in ("gate_proj", "up_proj", "down_proj")),
         )
-        if not all(hasattr(getattr(parent, name), "native_product") for parent, name in linears):
+        outer = [getattr(parent, name) for parent, name in linears]
+        summed = tuple(each for each in outer if isinstance(each, SummedLinear))
+        if summed and summed != (attention.o_proj, mlp.down_proj):
             return None
-        queries, keys, _, width, inner, *_ = (getattr(parent, name).out_features for parent, name in linears)
-        columns = native_layer.work_columns(width, queries, keys, inner)
-        return cls(attention, norms, linears, AttentionRule(attention.scaling, window), columns)
+        if not all(isinstance(each.collectives, SharedMemory) for each in summed):
+            return None
+        inner = [_inner(each) for each in outer]
+        if not all(hasattr(each, "native_product") for each in inner):
+            return None
+        queries, keys, _, width, gates, *_ = (each.out_features for each in inner)
+        columns = native_layer.work_columns(width, queries, keys, gates)
+        return cls(attention, norms, linears, AttentionRule(attention.scaling, window), columns, summed)
 
     def __deepcopy__(self, memo: dict[int, object]) -> "FusedLayer":
         """Of a layer with weights of its own, of which nothing is known yet."""
-        return FusedLayer(
-            *copy.deepcopy((self.attention, self.norms, self.linears, self.rule, self.work_columns), memo)
-        )
+        fields = self.attention, self.norms, self.linears, self.rule, self.work_columns, self.summed
+        return FusedLayer(*copy.deepcopy(fields, memo))
+
+    @property
+    def meetings(self) -> Meetings | None:
+        """Of the ranks that share it, all layers of a stage alike."""
+        if not self.summed:
+            return None
+        collectives = self.summed[0].collectives
+        assert isinstance(collectives, SharedMemory)
+        return collectives
 
     def forward(
         self,
@@ -74,7 +94,7 @@ class FusedLayer:
         step = None if named is None else self.step(of_model.batch, hidden_states, position_embeddings)
         if named is None or step is None:
             return own(hidden_states, position_embeddings=position_embeddings, **given)
-        return native_layer.layers(hidden_states, step, named[1], of_model.begun)
+        return native_layer.layers(hidden_states, step, named[1], of_model.begun, self.meetings)
 
     @classmethod
     def whose(cls, layer: Any) -> "FusedLayer | None":
@@ -86,7 +106,7 @@ class FusedLayer:
     def named(self, of_model: Any) -> tuple[Entries, bytes] | None:
         """Its part of the pool, and by what the library knows it in this step, as `native_layer.layers` takes it; None: it does not take all of it."""
         batch: Batch | None = of_model.batch
-        if batch is None or batch.tokens > native_layer.MOST_TOKENS:
+        if batch is None or batch.tokens > native_layer.MOST_TOKENS or any(each.instead for each in self.summed):
             return None
         number = self.attention.layer_idx
         entries, products = batch.layers[number].entries, self._products(batch.tokens)
@@ -152,9 +172,15 @@ class FusedLayer:
         return numbers
 
 
+def _inner(linear: Any) -> Any:
+    """What this rank has of a linear."""
+    return linear.inner if isinstance(linear, SummedLinear) else linear
+
+
 def _product(linear: Any, tokens: int) -> bytes | None:
     """None, too, where somebody looks at what goes in or comes out."""
-    named: Callable[[int], bytes | None] | None = getattr(linear, "native_product", None)
-    if named is None or linear._forward_pre_hooks or linear._forward_hooks:  # noqa: SLF001
+    inner = _inner(linear)
+    named: Callable[[int], bytes | None] | None = getattr(inner, "native_product", None)
+    if named is None or any(each._forward_pre_hooks or each._forward_hooks for each in (linear, inner)):  # noqa: SLF001
         return None
     return named(tokens)

@@ -20,19 +20,19 @@ class SummedLinear(nn.Module):
     def __init__(self, inner: nn.Module, collectives: Collectives) -> None:
         super().__init__()
         self.inner = inner  # stored in whatever format; replaced as the linears of a layer are
-        self._collectives = collectives
+        self.collectives = collectives
         self.instead: Callable[[Tensor], Tensor] | None = None  # of the sum, while a layer runs another strategy
 
     def forward(self, inputs: Tensor) -> Tensor:
         if self.instead is not None:
             return self.instead(inputs)
         partial: Tensor = self.inner(inputs).contiguous()
-        self._collectives.all_reduce(partial)
+        self.collectives.all_reduce(partial)
         return partial
 
     def largest(self, peaks: Tensor) -> Tensor:
         """What each rank has found of every row, [rows, 1] -> the largest of all ranks."""
-        return self._collectives.gather(peaks.contiguous(), (1,) * self._collectives.ranks).amax(1, keepdim=True)
+        return self.collectives.gather(peaks.contiguous(), (1,) * self.collectives.ranks).amax(1, keepdim=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,12 +58,13 @@ class SharedMemory:
         """segment: its file descriptor, which may be closed afterwards."""
         self.rank, self.ranks = rank, ranks
         self._patience = collectives.PATIENCE_SECONDS if patience is None else patience
+        self._nanoseconds = int(self._patience * 1e9)
         self._memory = mmap.mmap(segment, _weights_begin(ranks, 0))
         self._segment = os.dup(segment)
         weakref.finalize(self, os.close, self._segment)
         self._sees_weights = False
         self._bytes = torch.frombuffer(self._memory, dtype=torch.uint8)
-        self._meeting = 0
+        self._meeting = ctypes.c_int64()  # its number; the library counts on
 
     def join(self) -> None:
         """All have the segment."""
@@ -81,7 +82,7 @@ class SharedMemory:
         for begin in range(0, flat.numel(), BUFFER_BYTES // flat.itemsize):
             piece = flat[begin : begin + BUFFER_BYTES // flat.itemsize]
             call = _SUM.pack(*self._next(), piece.data_ptr(), piece.numel(), piece.itemsize)
-            self._check(_functions().strata_ranks_sum(call))
+            self.check(_functions().strata_ranks_sum(call))
 
     def gather(self, items: Tensor, widths: tuple[int, ...]) -> Tensor:
         rows = items.shape[0]
@@ -196,17 +197,23 @@ class SharedMemory:
         _functions().strata_ranks_end(self._bytes.data_ptr())
 
     def _next(self) -> tuple[int, ...]:
-        self._meeting += 1
+        self._meeting.value += 1
         return self._call()
 
     def _call(self) -> tuple[int, ...]:
-        patience = int(self._patience * 1e9)
-        return (self._bytes.data_ptr(), self.rank, self.ranks, BUFFER_BYTES, self._meeting, patience)
+        return (self._bytes.data_ptr(), self.rank, self.ranks, BUFFER_BYTES, self._meeting.value, self._nanoseconds)
 
     def _meet(self) -> None:
-        self._check(_functions().strata_ranks_meet(_MEET.pack(*self._call())))
+        self.check(_functions().strata_ranks_meet(_MEET.pack(*self._call())))
 
-    def _check(self, late: int) -> None:
+    @property
+    def numbers(self) -> tuple[int, int, int, int, int, int]:
+        """For sums within a call of the library: as of a meeting, with the address of its number."""
+        number = ctypes.addressof(self._meeting)
+        return (self._bytes.data_ptr(), self.rank, self.ranks, BUFFER_BYTES, number, self._nanoseconds)
+
+    def check(self, late: int) -> None:
+        """Raises RankLostError for what a meeting has come to in the library."""
         if late < 0:
             raise RankLostError(f"rank {self.rank} of {self.ranks}: the ranks of this stage were ended")
         if late:
@@ -216,7 +223,7 @@ class SharedMemory:
 
     def _buffer(self, rank: int, dtype: torch.dtype, count: int) -> Tensor:
         """That a rank writes to for this meeting."""
-        begin = _LINE * (1 + self.ranks) + (2 * rank + self._meeting % 2) * BUFFER_BYTES
+        begin = _LINE * (1 + self.ranks) + (2 * rank + self._meeting.value % 2) * BUFFER_BYTES
         return self._bytes[begin : begin + count * dtype.itemsize].view(dtype)
 
 

@@ -15,9 +15,13 @@ from strata_planner.question.model import Model
 from strata_runtime.formats.planes.any_linear import AnyLinear
 from strata_runtime.kernels import native_channels, native_dense, native_layer
 from strata_runtime.loading.blocked import BlockedLinear
+from strata_runtime.ranks.collectives import Collectives, RankLostError
+from strata_runtime.scheduler.blocks import OwnBlocks
 from strata_runtime.slot.role_cache import cache_of
 from tests.runtime.architectures import make_tiny_model
+from tests.runtime.loading.shared import part
 from tests.runtime.loading.stages import Stages, roles
+from tests.runtime.ranks.together import together
 
 pytestmark = pytest.mark.skipif(not native_dense.runs(), reason="this processor has no such kernels")
 quick_bytes = pytest.mark.skipif(not native_channels.fast(), reason="torch multiplies bytes here, module by module")
@@ -217,3 +221,70 @@ def test_some_layers_alone_are_those_and_no_others(
     monkeypatch.setattr(native_layer, "MOST_TOKENS", 0)
     for some, found in zip(parts, fused, strict=True):
         assert torch.equal(running.layers(some, hidden), found)
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "form", "config"),
+    [
+        ("llama", 2, "dense", {}),
+        ("llama", 3, "any4", {"attention_bias": True, "mlp_bias": True}),  # biases of what is added up: once
+        pytest.param("qwen3", 2, "int8", {}, marks=pytest.mark.slow),
+    ],
+)
+def test_ranks_add_up_within_the_call(
+    name: str,
+    ranks: int,
+    form: FormatName,
+    config: dict[str, Any],
+    tmp_path: Path,
+    taken: list[tuple[int, int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And meet those that go module by module, as a rank may whose part the library does not take."""
+    model = make_tiny_model(tmp_path, name, **WIDE, num_hidden_layers=2, num_attention_heads=4, **config)
+    [role] = roles(model, 1, compute_type="bfloat16", formats=[form] * 2)
+
+    def steps(collectives: Collectives) -> list[torch.Tensor]:
+        stage = part(role, model, collectives)
+        cache, blocks = cache_of(role, stage), OwnBlocks(role.replica_page_budget, role.page_tokens)
+        if collectives.rank in apart:
+            stage.layers[0].register_forward_hook(lambda *_: None)
+            for linear in stage.linears(1).values():
+                linear.register_forward_hook(lambda *_: None)
+        return [
+            stage.forward(torch.cat([TEXTS[s.sequence][s.start : s.start + s.length] for s in segments]), batch)
+            for segments in STEPS
+            for batch in [cache.plan(blocks.deal(segments))]
+        ]
+
+    apart: set[int] = set()
+    found = together(ranks, steps)
+    assert sorted(taken) == sorted((tokens, 2) for tokens in (13, 5, 1, 21, 10) for _rank in range(ranks))
+    apart = {0}
+    mixed = together(ranks, steps)
+    assert sum(layers for _, layers in taken) == 2 * ranks * 5 + 2 * (ranks - 1) * 5 + 5
+    monkeypatch.setattr(native_layer, "MOST_TOKENS", 0)
+    alone = together(ranks, steps)
+    for each in (found, mixed, alone):
+        for step in zip(*each, *found, strict=True):
+            assert all(torch.equal(one, step[0]) for one in step[1:])
+
+
+def test_a_rank_that_does_not_come_ends_the_step(tmp_path: Path, taken: list[tuple[int, int]]) -> None:
+    model = make_tiny_model(tmp_path, "llama", **WIDE)
+    [role] = roles(model, 1, compute_type="bfloat16", formats=["dense"] * Model.from_folder(model).num_layers)
+
+    def steps(collectives: Collectives) -> str:
+        stage = part(role, model, collectives)
+        if collectives.rank:
+            return ""
+        cache, blocks = cache_of(role, stage), OwnBlocks(role.replica_page_budget, role.page_tokens)
+        batch = cache.plan(blocks.deal([Segment(1, 0, 6, 1)]))
+        hidden = torch.zeros(6, 128, dtype=torch.bfloat16)
+        with pytest.raises(RankLostError) as lost:
+            stage.forward_some(hidden, batch, range(1, 2))
+        return str(lost.value)
+
+    why, _ = together(2, steps, patience=0.2)
+    assert "rank 1 of 2 did not come to a collective within 0.2 s" in why
+    assert taken == [(6, 1)]

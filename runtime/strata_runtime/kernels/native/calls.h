@@ -80,6 +80,16 @@ struct EntriesCall {
   int64_t out;                   // restored: [heads, tokens, width]
 };
 
+// ranks/shared_memory.py
+struct MeetCall {
+  int64_t segment, rank, ranks, buffer_bytes, meeting, patience_nanoseconds;
+};
+
+struct SumCall {
+  MeetCall meet;
+  int64_t items, count, item_bytes;  // 4: float32, 2: bfloat16
+};
+
 }  // namespace strata
 
 STRATA_API void strata_rms_norm(const strata::NormCall* call);
@@ -92,3 +102,4 @@ STRATA_API void strata_planes_linear_int8(const strata::PlanesCall* call);
 STRATA_API void strata_channel_linear(const strata::ChannelCall* call);
 STRATA_API void strata_attend(const strata::AttentionCall* call);
 STRATA_API void strata_round_entries(const strata::EntriesCall* call);
+STRATA_API int64_t strata_ranks_sum(const strata::SumCall* call);

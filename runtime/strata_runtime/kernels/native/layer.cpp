@@ -1,6 +1,8 @@
 // Decoder layers that go as Llama's do, one behind the other, for some tokens, in one call (kernels/native_layer.py): at few tokens what surrounds a layer's
 // seven products takes as long as they do when each is a call of Python. It calls the library's own functions one after the other, so that every bit is that of
 // those calls.
+#include <algorithm>
+
 #include "calls.h"
 #include "rowwise.h"
 
@@ -37,11 +39,20 @@ struct Layer {
   Product query, key, value, output, gate, up, down;
 };
 
+// Ranks that share the layers, as a MeetCall; none: `segment` is 0.
+struct Ranks {
+  int64_t segment, rank, ranks, buffer_bytes;
+  int64_t meeting;  // int64: the number of the last one
+  int64_t patience_nanoseconds;
+};
+
 // Behind it `count` layers.
 struct LayersCall {
-  int64_t hidden, out;  // bfloat16 [tokens, width]
+  int64_t hidden, out;  // bfloat16 [rows, width]
   int64_t begun;        // int64: counts the layers that are begun, for whoever watches from another thread
   int64_t count;
+  int64_t rows;  // tokens or more: ranks that go module by module meet as often as so many take
+  Ranks ranks;
   Step step;
 
   const Layer* layers() const { return reinterpret_cast<const Layer*>(this + 1); }
@@ -137,8 +148,23 @@ void attend(const Step& step, const Layer& layer, const uint16_t* query, int64_t
   strata_attend(&attention);
 }
 
-// hidden [tokens, width] -> out, which may be the same.
-void run(const Step& step, const Layer& layer, const uint16_t* hidden, uint16_t* out) {
+// Replaced by the sums of all ranks, [tokens, width]. As `strata_ranks_sum`.
+int64_t sum_over_ranks(const LayersCall& call, uint16_t* items, int64_t width) {
+  const Ranks& ranks = call.ranks;
+  if (!ranks.segment) return 0;
+  const int64_t there = call.step.tokens * width, piece = ranks.buffer_bytes / static_cast<int64_t>(sizeof(uint16_t));
+  for (int64_t begin = 0; begin < call.rows * width; begin += piece) {
+    const int64_t count = std::clamp<int64_t>(there - begin, 0, piece), meeting = ++*pointer<int64_t>(ranks.meeting);
+    const SumCall sum{{ranks.segment, ranks.rank, ranks.ranks, ranks.buffer_bytes, meeting, ranks.patience_nanoseconds},
+                      address(items + begin), count, sizeof(uint16_t)};
+    if (const int64_t late = strata_ranks_sum(&sum)) return late;
+  }
+  return 0;
+}
+
+// hidden [tokens, width] -> out, which may be the same. As `strata_ranks_sum`.
+int64_t run(const LayersCall& call, const Layer& layer, const uint16_t* hidden, uint16_t* out) {
+  const Step& step = call.step;
   const int64_t tokens = step.tokens, width = layer.width, threads = step.threads;
   const int64_t queries = layer.query.rows(), keys = layer.key.rows(), inner = layer.gate.rows();
   const int64_t heads = queries / layer.head_width, kv_heads = keys / layer.head_width;
@@ -161,6 +187,7 @@ void run(const Step& step, const Layer& layer, const uint16_t* hidden, uint16_t*
   store(step, layer, value, kv_heads, layer.values, layer.value_scales, unread);
   attend(step, layer, query, heads, kv_heads, attended);
   multiply(layer.output, attended, tokens, summed, threads);
+  if (const int64_t late = sum_over_ranks(call, summed, width)) return late;
   rowwise().add(hidden, summed, width, tokens, width, out);
 
   normalize(out, tokens, width, layer.attended_norm, layer.epsilon, threads, normed);
@@ -169,23 +196,26 @@ void run(const Step& step, const Layer& layer, const uint16_t* hidden, uint16_t*
   const GateCall gated{address(gate), inner, address(up), inner, tokens, inner, address(gate), threads};
   strata_gate(&gated);
   multiply(layer.down, gate, tokens, summed, threads);
+  if (const int64_t late = sum_over_ranks(call, summed, width)) return late;
   rowwise().add(out, summed, width, tokens, width, out);
+  return 0;
 }
 #endif
 
 }  // namespace
 
-// Where the library multiplies bfloat16 (strata_dense_runs).
-STRATA_API void strata_layers(const LayersCall* call) {
+// Where the library multiplies bfloat16 (strata_dense_runs). As `strata_ranks_sum`.
+STRATA_API int64_t strata_layers(const LayersCall* call) {
 #if STRATA_X86
   auto hidden = pointer<const uint16_t>(call->hidden);
   const auto out = pointer<uint16_t>(call->out);
   for (int64_t place = 0; place < call->count; ++place) {
     __atomic_fetch_add(pointer<int64_t>(call->begun), 1, __ATOMIC_RELAXED);
-    run(call->step, call->layers()[place], hidden, out);
+    if (const int64_t late = run(*call, call->layers()[place], hidden, out)) return late;
     hidden = out;
   }
 #else
   (void)call;
 #endif
+  return 0;
 }

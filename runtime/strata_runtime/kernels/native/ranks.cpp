@@ -11,7 +11,9 @@
 #include <cstdint>
 #include <cstring>
 
-#include "cpu.h"
+#include "calls.h"
+
+using namespace strata;
 
 namespace {
 
@@ -19,16 +21,6 @@ constexpr int64_t kLine = 64;
 constexpr int kSpins = 1 << 12;         // some ten microseconds: what ranks of one step are apart
 constexpr int64_t kAwakeNanoseconds = 2'000'000;  // then a rank that waits sleeps in between
 constexpr int64_t kNapNanoseconds = 50'000;
-
-// In the order of ranks/shared_memory.py.
-struct MeetCall {
-  int64_t segment, rank, ranks, buffer_bytes, meeting, patience_nanoseconds;
-};
-
-struct SumCall {
-  MeetCall meet;
-  int64_t items, count, item_bytes;  // 4: float32, 2: bfloat16
-};
 
 std::atomic<int64_t>& word(const MeetCall& call, int64_t line) {
   return *reinterpret_cast<std::atomic<int64_t>*>(call.segment + line * kLine);
