@@ -1,6 +1,7 @@
 """What several ranks bring a stage: two over one, two over one of two threads, on a shape of a billion parameters' width; and sums over Gloo's.
 
 `python -m benchmarks.ranks [--small] [--json FILE]`. Real slots with random weights, one core a rank; `--small`: the 246M shape of `benchmarks.pipeline`.
+`memory_of_two_cores`: what two cores read at once over what one does, in the same turns: no more can `tp2_decode_1` gain where one core is bound by the memory.
 Also three ranks of eight key heads: what they hold of what three equal devices have, and how far their logits are from those of one; and,
 simulated, requests that are routed to replicas of unlike speeds by planned capacity and load, over in turn.
 """
@@ -23,6 +24,8 @@ import torch
 from msgspec import structs
 
 from benchmarks import pipeline
+from benchmarks.engine_contenders import STREAM, Cell, Stream
+from benchmarks.peers.process import PeerProcess
 from benchmarks.rows import Row, run
 from benchmarks.slots import ServedPipeline, free_address, served
 from strata_planner.contract.frames import Segment
@@ -65,9 +68,19 @@ def prefill(pipeline: ServedPipeline) -> float:
     return PREFILL / pipeline.listen(1, PREFILL, 2).prompts_seconds
 
 
+def sweep(stack: ExitStack, model: Path, threads: int) -> Callable[[], float]:
+    """Bytes a second that so many cores read of a memory that is in no cache."""
+    scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    cores = sorted(os.sched_getaffinity(0))[:threads]
+    process = PeerProcess(STREAM, Path(sys.executable), model, 16, cores, scratch)
+    stack.callback(process.close)
+    return lambda: Stream(process).rate(Cell(1, 1, 1))
+
+
 def measure_products(model: Path) -> list[Row]:
     whole = pipeline.plan(model, 1, Workload(PREFILL, ANSWER, 16), PREFILL + ANSWER + 16)
     with ExitStack() as stack:
+        swept = sweep(stack, model, RANKS), sweep(stack, model, 1)
         two, one, threads = (
             stack.enter_context(served(plan, count, bound=False))
             for plan, count in ((divided(whole, RANKS), 1), (whole, 1), (whole, RANKS))
@@ -78,11 +91,14 @@ def measure_products(model: Path) -> list[Row]:
             ("decode_16", decode(16), 1.6),
             ("prefill", prefill, 1.7),
         ):
-            turns = [(rate(two), rate(one), rate(threads)) for _ in range(RUNS)]
-            shared, alone, threaded = (statistics.median(each) for each in zip(*turns, strict=True))
+            turns = [(rate(two), rate(one), rate(threads), *(read() for read in swept)) for _ in range(RUNS)]
+            shared, alone, threaded, *memory = (statistics.median(each) for each in zip(*turns, strict=True))
             rows.append(Row(f"tp2_{cell}", shared, "tokens/s", "one rank", alone, shared / alone, goal))
             ratio = shared / threaded
             rows.append(Row(f"tp2_over_threads2_{cell}", shared, "tokens/s", "of two threads", threaded, ratio, 0.95))
+            if cell == "decode_1":  # what binds it
+                both, single = (each / 1e9 for each in memory)
+                rows.append(Row("memory_of_two_cores", both, "GB/s", "one core", single, both / single))
         return rows
 
 

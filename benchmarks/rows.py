@@ -32,7 +32,14 @@ LISTED: dict[str, tuple[str, ...]] = {
         *("gateway_cost_16", "gateway_cost_64"),
     ),
     "ranks": (
-        *("all_reduce_us_4_kb", "all_reduce_us_256_kb", "routing_simulated", "uneven_memory", "uneven_logits"),
+        *(
+            "all_reduce_us_4_kb",
+            "all_reduce_us_256_kb",
+            "routing_simulated",
+            "uneven_memory",
+            "uneven_logits",
+            "memory_of_two_cores",
+        ),
         *(f"tp2_{over}{cell}" for cell in ("decode_1", "decode_16", "prefill") for over in ("", "over_threads2_")),
     ),
     "replicas": ("layout_loss", "routing_planned_simulated", "routing"),
