@@ -1,10 +1,11 @@
 """HexGen's layouts on this machine: a stage of two devices before one of one, the other way round, two devices in a stage, two in a row.
 
 `python -m benchmarks.hexgen_run [decode] [prompts] [--json FILE]`, four minutes each on two quiet cores. Three devices of half a core each: all ranks of a stage run in the same
-half of every period (`benchmarks.throttle`), those of the two stages in different halves, so that three ranks never want more than two cores. Plans
-are priced for devices of half this machine's measured rates; layers are dealt by the planner. The 246M model.
+half of every period (`benchmarks.throttle`), each on a core of its own, those of the two stages in different halves, so that three ranks never want more
+than two cores. Plans are priced for devices of half this machine's measured rates; layers are dealt by the planner. The 246M model.
 """
 
+import os
 import statistics
 import sys
 import tempfile
@@ -16,6 +17,7 @@ from itertools import combinations, count
 from pathlib import Path
 
 import msgspec
+import psutil
 from rich.console import Console
 from rich.table import Table
 
@@ -79,10 +81,21 @@ def planned(request: PlanRequest, degrees: Sequence[int]) -> Plan:
     return plan
 
 
+def bind(slot: int) -> None:
+    """Each rank of a slot to a core of its own: who is continued every few milliseconds would first share one with the other."""
+    leader = psutil.Process(slot)
+    ranks = [leader, *(each for each in leader.children(recursive=True) if each.ppid() != slot)]  # of its nursery
+    for core, rank in zip(sorted(os.sched_getaffinity(0)), ranks, strict=False):
+        for thread in rank.threads():
+            os.sched_setaffinity(thread.id, {core})
+
+
 @contextmanager
 def held(plan: Plan, slots: dict[str, SlotProcess]) -> Iterator[None]:
     """The first stage in the first half of every period, the second in the other."""
     stages = plan.replicas[0].stages
+    for stage in stages:
+        bind(slots[stage.slot].process.pid)
     pids = [with_children(slots[stage.slot].process.pid) for stage in stages]
     with throttled([Turn(each, at * SHARE, (at + 1) * SHARE) for at, each in enumerate(pids)]):
         yield

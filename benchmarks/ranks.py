@@ -91,12 +91,13 @@ def measure_products(model: Path) -> list[Row]:
             ("decode_16", decode(16), 1.6),
             ("prefill", prefill, 1.7),
         ):
-            turns = [(rate(two), rate(one), rate(threads), *(read() for read in swept)) for _ in range(RUNS)]
+            binds = swept if cell == "decode_1" else ()  # the memory
+            turns = [(rate(two), rate(one), rate(threads), *(read() for read in binds)) for _ in range(RUNS)]
             shared, alone, threaded, *memory = (statistics.median(each) for each in zip(*turns, strict=True))
             rows.append(Row(f"tp2_{cell}", shared, "tokens/s", "one rank", alone, shared / alone, goal))
             ratio = shared / threaded
             rows.append(Row(f"tp2_over_threads2_{cell}", shared, "tokens/s", "of two threads", threaded, ratio, 0.95))
-            if cell == "decode_1":  # what binds it
+            if memory:
                 both, single = (each / 1e9 for each in memory)
                 rows.append(Row("memory_of_two_cores", both, "GB/s", "one core", single, both / single))
         return rows

@@ -43,7 +43,7 @@ class Changes:
         self._last = 0
 
     def happened(self) -> None:
-        """From the next step on a linear has another weight, or another linear or layer its place."""
+        """From the next step on a linear or norm has another weight, or another linear, norm or layer its place."""
         self._last = next(self._numbers)
 
     @property

@@ -31,6 +31,7 @@ _OF_MLP = frozenset({"wide", "two wide", "narrow"})
 def share_layers(stage: ModelSlice, layers: range, memory: SharedMemory) -> Switch:
     """Of the stage's layers those that can. The switch sets what all of them run."""
     weights, switch, shared = SharedWeights(memory), Switch(), []
+    stage.step.switch = switch
     for number in layers:
         layer = stage.layer(number)
         found = _shared_places(layer, stage.places(number))

@@ -16,6 +16,7 @@ from strata_runtime.model.attention_rule import AttentionRule
 from strata_runtime.model.kv.batch import Batch
 from strata_runtime.model.mixers import own_mixer
 from strata_runtime.model.own_attention import own_forward
+from strata_runtime.model.strategies import Switch
 
 ATTENTION = "strata"
 
@@ -27,9 +28,9 @@ class Step:
     batch: Batch | None = None
     positions: torch.Tensor | None = None  # of all rows [1, rows], padded ones too
     rules: dict[int, AttentionRule] = field(default_factory=dict)  # of each layer, once it has been called
-    begun: ctypes.c_int64 = field(
-        default_factory=ctypes.c_int64
-    )  # layers, in all steps: the native library counts here, too
+    # Layers, in all steps: the native library counts here, too.
+    begun: ctypes.c_int64 = field(default_factory=ctypes.c_int64)
+    switch: Switch | None = None  # of their strategy; None: they know one alone
 
 
 def use_attention_of_pages(model: Any) -> None:

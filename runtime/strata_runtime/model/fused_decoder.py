@@ -4,6 +4,7 @@ Given to decoders by `fused_forwards`, over layers that could each be a call (`f
 out of the caches. What is not taken goes the decoder's own way, to the same bits.
 """
 
+import copy
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -46,8 +47,10 @@ class _Run(NamedTuple):
     named: bytes
 
     def holds(self, batch: Batch) -> bool:
-        layers = batch.layers
-        return self.found == CHANGES.now and all(layers[number].entries is known() for number, known in self.entries)
+        return self.found == CHANGES.now and all(
+            (entries := batch.layers[number].entries) is not None and entries is known()
+            for number, known in self.entries
+        )
 
 
 @dataclass(eq=False)
@@ -69,8 +72,14 @@ class FusedDecoder:
             return None
         return cls(module, max(fused, key=lambda each: each.work_columns))
 
+    def __deepcopy__(self, memo: dict[int, object]) -> "FusedDecoder":
+        """Of a decoder with weights of its own, of which nothing is known yet."""
+        return FusedDecoder(*copy.deepcopy((self.module, self.widest), memo))
+
     def forward(self, own: Callable[..., Any], **given: Any) -> Any:
-        """As the decoder's own. Hooks see what goes into the first layer and comes out of the last, and change neither; with others layers go one by one."""
+        """As the decoder's own. Hooks see what goes into the first layer and what comes out of the last, as `inputs` the same, and change neither; with hooks
+        elsewhere layers go one by one.
+        """
         of_model = self.widest.attention.strata_step
         run = self._run(of_model)
         if run is None:
@@ -80,12 +89,12 @@ class FusedDecoder:
             hidden = self.module.embed_tokens(given["input_ids"])
         positions = self.module.rotary_emb(hidden, position_ids=given["position_ids"])
         step = self.widest.step(of_model.batch, hidden, positions)
-        if step is None:
-            return own(**given)
-        for look in run.first._forward_pre_hooks.values():  # noqa: SLF001
+        if step is None:  # ranks have met for what is embedded: once, as on those that go their own way from the start
+            return own(**given | {"input_ids": None, "inputs_embeds": hidden})
+        for look in tuple(run.first._forward_pre_hooks.values()):  # noqa: SLF001
             look(run.first, (hidden,))
         out = native_layer.layers(hidden, step, run.named, of_model.begun, self.widest.meetings)
-        for look in run.last._forward_hooks.values():  # noqa: SLF001
+        for look in tuple(run.last._forward_hooks.values()):  # noqa: SLF001
             look(run.last, (hidden,), out)
         return Decoded(self.module.norm(out))
 
@@ -94,28 +103,31 @@ class FusedDecoder:
         batch: Batch | None = of_model.batch
         if batch is None or batch.tokens > native_layer.MOST_TOKENS:
             return None
-        known = self._runs.get(batch.tokens)
+        switch, known = self.widest.switch, self._runs.get(batch.tokens)
+        if switch is not None and switch.strategy != "megatron":
+            return None
         if known is not None and known.holds(batch):
             return known
         now = CHANGES.now
         layers = [each for each in self.module.layers if not isinstance(each, Outside)]
-        entries, listed = [], []
-        for place, layer in enumerate(layers):
-            fused = FusedLayer.whose(layer)
-            named = None if fused is None or _is_seen(layers, place) else fused.named(of_model)
-            if fused is None or named is None:
-                return None
-            number, (pool, numbers) = fused.attention.layer_idx, named
-            entries.append((number, weakref.ref(pool)))
-            listed.append(numbers)
-        if not layers:
+        fused = [FusedLayer.whose(each) for each in layers]
+        if not layers or None in fused or any(_is_seen(layers, place) for place in range(len(layers))):
             return None
+        entries, listed = [], []
+        for each in fused:
+            named = None if each is None else each.named(of_model)
+            if each is None or named is None:
+                return None
+            entries.append((each.attention.layer_idx, weakref.ref(named[0])))
+            listed.append(named[1])
         made = _Run(now, layers[0], layers[-1], tuple(entries), b"".join(listed))
         self._runs[batch.tokens] = made
         return made
 
 
 def _is_seen(layers: Sequence[Any], place: int) -> bool:
-    """Whether somebody looks at what comes to a layer from the one before or goes to the next one."""
-    before, behind = layers[place]._forward_pre_hooks, layers[place]._forward_hooks  # noqa: SLF001
-    return bool((before and place) or (behind and place + 1 < len(layers)))
+    """Whether somebody looks at what comes to a layer from the one before or goes to the next one, or wants to know by what names."""
+    layer = layers[place]
+    before, behind = layer._forward_pre_hooks, layer._forward_hooks  # noqa: SLF001
+    by_name = layer._forward_pre_hooks_with_kwargs or layer._forward_hooks_with_kwargs  # noqa: SLF001
+    return bool((before and place) or (behind and place + 1 < len(layers)) or by_name)

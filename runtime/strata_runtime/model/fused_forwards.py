@@ -18,7 +18,7 @@ from transformers.models.qwen3 import modeling_qwen3 as qwen3
 
 from strata_runtime.kernels import native_dense, native_rowwise
 from strata_runtime.model.fused_decoder import FusedDecoder
-from strata_runtime.model.fused_layer import FusedLayer
+from strata_runtime.model.fused_layer import FusedLayer, forward_of
 from strata_runtime.model.same_code import goes_as_llama, is_the_same
 
 Attention = Callable[..., tuple[torch.Tensor, None]]
@@ -45,18 +45,12 @@ def _layer(module: Any) -> FusedLayer | None:
     if "forward" in vars(module) or not hasattr(module, "self_attn") or not goes_as_llama(module):
         return None
     parts = (module.input_layernorm, module.self_attn, module.post_attention_layernorm, module.mlp)
-    fused = [_fused(part) for part in parts]
+    fused = [forward_of(vars(part).get("forward")) for part in parts]
     kinds = (_Norm, _RotaryAttention, _Norm, _GatedMlp)
     if not all(isinstance(each, kind) for each, kind in zip(fused, kinds, strict=True)):
         return None
     attention: _RotaryAttention = fused[1]
     return FusedLayer.of(module, attention.window(module.self_attn))
-
-
-def _fused(module: Any) -> Any:
-    """What its forward is of; None: it has its own."""
-    forward = vars(module).get("forward")
-    return getattr(forward.func, "__self__", None) if isinstance(forward, partial) else None
 
 
 class _Norm:

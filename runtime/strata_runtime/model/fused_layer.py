@@ -21,6 +21,7 @@ from strata_runtime.kernels.native_calls import CHANGES
 from strata_runtime.kernels.native_layer import Meetings, Norms, Step
 from strata_runtime.model.attention_rule import AttentionRule
 from strata_runtime.model.kv.batch import Batch
+from strata_runtime.model.strategies import Switch, SwitchedLayer
 from strata_runtime.ranks.linears import SummedLinear
 from strata_runtime.ranks.shared_memory import SharedMemory
 
@@ -63,6 +64,8 @@ class FusedLayer:
         inner = [_inner(each) for each in outer]
         if not all(hasattr(each, "native_product") for each in inner):
             return None
+        if not native_attention.takes(torch.bfloat16, torch.device("cpu"), attention.head_dim):
+            return None
         queries, keys, _, width, gates, *_ = (each.out_features for each in inner)
         columns = native_layer.work_columns(width, queries, keys, gates)
         return cls(attention, norms, linears, AttentionRule(attention.scaling, window), columns, summed)
@@ -98,10 +101,18 @@ class FusedLayer:
 
     @classmethod
     def whose(cls, layer: Any) -> "FusedLayer | None":
-        """That the forward of a layer is of."""
+        """That the forward of a layer is of, while ranks that share it run Megatron."""
         forward = vars(layer).get("forward")
-        fused = getattr(forward.func, "__self__", None) if isinstance(forward, partial) else None
+        if isinstance(forward, SwitchedLayer):
+            forward = forward.own
+        fused = forward_of(forward)
         return fused if isinstance(fused, cls) else None
+
+    @property
+    def switch(self) -> Switch | None:
+        """Of the strategy that the layers of its stage run; None: they know one alone."""
+        found: Switch | None = self.attention.strata_step.switch
+        return found
 
     def named(self, of_model: Any) -> tuple[Entries, bytes] | None:
         """Its part of the pool, and by what the library knows it in this step, as `native_layer.layers` takes it; None: it does not take all of it."""
@@ -141,7 +152,6 @@ class FusedLayer:
         return (
             native_rowwise.takes(hidden)
             and batch.places.device.type == "cpu"
-            and native_attention.takes(hidden.dtype, hidden.device, width)
             and all(
                 each.dtype is torch.bfloat16 and each.shape[-1] == width and each.is_contiguous() for each in positions
             )
@@ -170,6 +180,11 @@ class FusedLayer:
         numbers = native_layer.layer_numbers(weights, epsilon, entries, self.rule.scale, self.rule.window)
         self._known = weights, weakref.ref(entries), numbers  # a pool goes when it is let go
         return numbers
+
+
+def forward_of(forward: Any) -> Any:
+    """What the forward that a module was given is of; None: it has its own."""
+    return getattr(forward.func, "__self__", None) if isinstance(forward, partial) else None
 
 
 def _inner(linear: Any) -> Any:

@@ -47,18 +47,18 @@ class SwitchedLayer:
     ) -> None:
         self._layer, self._attended, self.parts_now = layer, attended, parts
         self._switch, self._collectives = switch, collectives
-        self._own: Callable[..., Tensor] = layer.forward
+        self.own: Callable[..., Tensor] = layer.forward  # Megatron
 
     def __call__(self, hidden_states: Tensor, **given: Any) -> Tensor:
         strategy = self._switch.strategy
         if strategy == "megatron" or hidden_states.shape[1] < self._collectives.ranks:
-            return self._own(hidden_states, **given)
+            return self.own(hidden_states, **given)
         parts = self.parts_now()
         if parts is None:
-            return self._own(hidden_states, **given)
+            return self.own(hidden_states, **given)
         if strategy == "projection-replicated":
             with self._attending(partial(self._of_all_heads, parts)):
-                return self._own(hidden_states, **given)
+                return self.own(hidden_states, **given)
         with self._attending(self._scattered):
             return self._by_rows(parts, hidden_states, given)
 

@@ -58,7 +58,6 @@ class SharedMemory:
         """segment: its file descriptor, which may be closed afterwards."""
         self.rank, self.ranks = rank, ranks
         self._patience = collectives.PATIENCE_SECONDS if patience is None else patience
-        self._nanoseconds = int(self._patience * 1e9)
         self._memory = mmap.mmap(segment, _weights_begin(ranks, 0))
         self._segment = os.dup(segment)
         weakref.finalize(self, os.close, self._segment)
@@ -195,6 +194,11 @@ class SharedMemory:
 
     def end(self) -> None:
         _functions().strata_ranks_end(self._bytes.data_ptr())
+
+    @property
+    def _nanoseconds(self) -> int:
+        """Of patience."""
+        return int(self._patience * 1e9)
 
     def _next(self) -> tuple[int, ...]:
         self._meeting.value += 1

@@ -11,11 +11,15 @@ from msgspec import structs
 
 from strata_planner.contract.formats import FormatName
 from strata_planner.contract.frames import Segment
+from strata_planner.contract.strategies import StrategyName
 from strata_planner.question.model import Model
 from strata_runtime.formats.planes.any_linear import AnyLinear
 from strata_runtime.kernels import native_channels, native_dense, native_layer
 from strata_runtime.loading.blocked import BlockedLinear
+from strata_runtime.model.fused_layer import FusedLayer
+from strata_runtime.ranks import shared_memory
 from strata_runtime.ranks.collectives import Collectives, RankLostError
+from strata_runtime.ranks.shared_memory import SharedMemory
 from strata_runtime.scheduler.blocks import OwnBlocks
 from strata_runtime.slot.role_cache import cache_of
 from tests.runtime.architectures import make_tiny_model
@@ -152,6 +156,9 @@ def test_a_copy_of_a_layer_multiplies_by_its_own_weights(tmp_path: Path, taken: 
     fused, copied = forward.func.__self__, of_copy.func.__self__
     assert taken
     assert fused._products(6) != copied._products(6), "addresses of other weights"
+    decoder = vars(stages.models[0]._stage._base)["forward"].func.__self__
+    assert decoder._runs
+    assert not copy.deepcopy(decoder)._runs
 
 
 class Running:
@@ -278,13 +285,68 @@ def test_a_rank_that_does_not_come_ends_the_step(tmp_path: Path, taken: list[tup
         stage = part(role, model, collectives)
         if collectives.rank:
             return ""
+        assert stage.layers_begun == 0
         cache, blocks = cache_of(role, stage), OwnBlocks(role.replica_page_budget, role.page_tokens)
         batch = cache.plan(blocks.deal([Segment(1, 0, 6, 1)]))
         hidden = torch.zeros(6, 128, dtype=torch.bfloat16)
         with pytest.raises(RankLostError) as lost:
-            stage.forward_some(hidden, batch, range(1, 2))
+            stage.forward_some(hidden, batch, range(1, 3))
+        assert stage.layers_begun == 1, "counted as they are begun"
         return str(lost.value)
 
     why, _ = together(2, steps, patience=0.2)
     assert "rank 1 of 2 did not come to a collective within 0.2 s" in why
-    assert taken == [(6, 1)]
+    assert taken == [(6, 2)]
+
+
+@pytest.mark.parametrize("apart", [0, 1])
+def test_ranks_meet_as_often_whichever_way_they_go(
+    apart: int, tmp_path: Path, taken: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sums of several pieces, some of padded rows alone; and an embedding once, where only one of the ranks finds out behind it that layers go one by one."""
+    monkeypatch.setattr(shared_memory, "BUFFER_BYTES", 512)
+    model = make_tiny_model(tmp_path, "llama", **WIDE)
+    [role] = roles(model, 1, compute_type="bfloat16", formats=["dense"] * Model.from_folder(model).num_layers)
+    own = FusedLayer.step
+
+    def steps(collectives: SharedMemory) -> tuple[list[torch.Tensor], int]:
+        stage = part(role, model, collectives)
+        cache, blocks = cache_of(role, stage), OwnBlocks(role.replica_page_budget, role.page_tokens)
+        alone = {id(vars(each)["forward"].func.__self__) for each in stage.layers if collectives.rank == apart}
+        refusing.update(alone)
+        return [
+            stage.forward(torch.cat([TEXTS[s.sequence][s.start : s.start + s.length] for s in segments]), batch)
+            for segments in STEPS
+            for batch in [cache.plan(blocks.deal(segments))]
+        ], collectives._meeting.value
+
+    refusing: set[int] = set()
+    monkeypatch.setattr(FusedLayer, "step", lambda layer, *given: None if id(layer) in refusing else own(layer, *given))
+    (found, met), (others, met_by_others) = together(2, steps)
+    assert met == met_by_others
+    assert taken, "the other rank"
+    for one, other in zip(found, others, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_decoding_is_one_call_while_ranks_run_megatron(tmp_path: Path, taken: list[tuple[int, int]]) -> None:
+    model = make_tiny_model(tmp_path, "llama", **WIDE)
+    count = Model.from_folder(model).num_layers
+    [role] = roles(model, 1, compute_type="bfloat16", formats=["dense"] * count)
+    switching = structs.replace(role, strategies=((1, "megatron"), (2, "weight-gathered")))
+    turns: Sequence[StrategyName] = ("megatron", "weight-gathered", "projection-replicated", "megatron")
+
+    def steps(collectives: SharedMemory) -> list[torch.Tensor]:
+        stage = part(switching, model, collectives)
+        cache, blocks = cache_of(role, stage), OwnBlocks(role.replica_page_budget, role.page_tokens)
+        batches = [cache.plan(blocks.deal([Segment(1, 0, 6, 1)])) for _ in turns]
+        return [
+            stage.forward(TEXTS[1][:6], batch, strategy=strategy)
+            for batch, strategy in zip(batches, turns, strict=True)
+        ]
+
+    for computed in together(2, steps):
+        assert torch.equal(computed[0], computed[3])
+        for other in computed[1:3]:
+            torch.testing.assert_close(other, computed[0], rtol=0, atol=0.1)
+    assert taken == [(6, count)] * 4, "two ranks, twice"

@@ -39,10 +39,10 @@ struct Layer {
   Product query, key, value, output, gate, up, down;
 };
 
-// Ranks that share the layers, as a MeetCall; none: `segment` is 0.
+// Ranks that share the layers, as they meet (MeetCall); none: `segment` is 0.
 struct Ranks {
   int64_t segment, rank, ranks, buffer_bytes;
-  int64_t meeting;  // int64: the number of the last one
+  int64_t last_meeting;  // int64: its number
   int64_t patience_nanoseconds;
 };
 
@@ -154,7 +154,7 @@ int64_t sum_over_ranks(const LayersCall& call, uint16_t* items, int64_t width) {
   if (!ranks.segment) return 0;
   const int64_t there = call.step.tokens * width, piece = ranks.buffer_bytes / static_cast<int64_t>(sizeof(uint16_t));
   for (int64_t begin = 0; begin < call.rows * width; begin += piece) {
-    const int64_t count = std::clamp<int64_t>(there - begin, 0, piece), meeting = ++*pointer<int64_t>(ranks.meeting);
+    const int64_t count = std::clamp<int64_t>(there - begin, 0, piece), meeting = ++*pointer<int64_t>(ranks.last_meeting);
     const SumCall sum{{ranks.segment, ranks.rank, ranks.ranks, ranks.buffer_bytes, meeting, ranks.patience_nanoseconds},
                       address(items + begin), count, sizeof(uint16_t)};
     if (const int64_t late = strata_ranks_sum(&sum)) return late;
