@@ -10,10 +10,10 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import combinations, count
+from itertools import combinations
 from pathlib import Path
 
 import msgspec
@@ -35,7 +35,7 @@ from strata_planner.search.layouts.search import laid, layout_plan
 from strata_runtime.wire.client import PipelineClient
 
 LAYOUTS = ((2, 1), (1, 2), (2,), (1, 1))  # devices of each stage
-SHARE, RUNS = 0.5, 2
+SHARE, RUNS = 0.5, 5
 LOADS = {
     "decode": Workload(prompt_tokens=48, output_tokens=40, concurrency=16),  # bound by memory, which both cores share
     "prompts": Workload(prompt_tokens=128, output_tokens=8, concurrency=6),  # by arithmetic
@@ -101,18 +101,39 @@ def held(plan: Plan, slots: dict[str, SlotProcess]) -> Iterator[None]:
         yield
 
 
-def serve(model: Path, degrees: Sequence[int], load: Workload) -> Ran:
-    request = question(model, degrees, load)
-    plan = planned(request, degrees)
-    names = count()
-    with slot_processes(plan, bound=False) as slots:
-        leader = PipelineClient(slots).serve(plan)
-        run_plan(leader, slots, load, "warm")
-        with held(plan, slots):
-            rates = [run_plan(leader, slots, load, str(next(names))).tokens_per_second for _ in range(RUNS)]
-    layers = [len(stage.bits) for stage in plan.stages]
-    told = simulated(plan, request).tokens_per_second
-    return Ran(degrees, layers, plan.prediction.tokens_per_second, told, statistics.median(rates))
+class Serving:
+    """A layout in force on slots of its own, which wait while others have their turn."""
+
+    def __init__(self, stack: ExitStack, model: Path, degrees: Sequence[int], load: Workload) -> None:
+        self.degrees, self._load = degrees, load
+        self._request = question(model, degrees, load)
+        self._plan = planned(self._request, degrees)
+        self._slots = stack.enter_context(slot_processes(self._plan, bound=False))
+        self._leader = PipelineClient(self._slots).serve(self._plan)
+        self._rates: list[float] = []
+        run_plan(self._leader, self._slots, load, "warm")
+
+    def run(self) -> None:
+        with held(self._plan, self._slots):
+            served = run_plan(self._leader, self._slots, self._load, str(len(self._rates)))
+        self._rates.append(served.tokens_per_second)
+
+    @property
+    def ran(self) -> Ran:
+        layers = [len(stage.bits) for stage in self._plan.stages]
+        told = simulated(self._plan, self._request).tokens_per_second
+        rate = self._plan.prediction.tokens_per_second
+        return Ran(self.degrees, layers, rate, told, statistics.median(self._rates))
+
+
+def serve(model: Path, load: Workload) -> list[Ran]:
+    """All layouts, in turn."""
+    with ExitStack() as stack:
+        layouts = [Serving(stack, model, degrees, load) for degrees in LAYOUTS]
+        for _ in range(RUNS):
+            for each in layouts:
+                each.run()
+        return [each.ran for each in layouts]
 
 
 def ordered(ran: Sequence[Ran]) -> tuple[int, int]:
@@ -137,7 +158,7 @@ def measure(loads: Collection[str]) -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
         model = make_model(Path(folder))
         for name in loads:
-            ran = [serve(model, degrees, LOADS[name]) for degrees in LAYOUTS]
+            ran = serve(model, LOADS[name])
             show(name, ran)
             apart, right = ordered(ran)
             share = right / apart if apart else None
