@@ -32,7 +32,8 @@ def logits(stages: Stages, texts: dict[int, torch.Tensor]) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", swept([name for name in FUSED if name in ARCHITECTURES], ["gemma", "opt", "qwen3"]))
 def test_what_is_fused_and_that_it_changes_nothing(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = make_tiny_model(tmp_path, name)
+    takes_layers = any(each.endswith("DecoderLayer") for each in FUSED[name])
+    model = make_tiny_model(tmp_path, name, **({"head_dim": 32} if takes_layers else {}))  # as the library takes heads
     texts = {number: torch.arange(14) * (5 + number) % 90 for number in (1, 2)}
     stages = Stages(model, roles(model, 2, compute_type="bfloat16"))
     modules = [module for stage in stages.models for layer in stage.layers for module in layer.modules()]
@@ -42,6 +43,12 @@ def test_what_is_fused_and_that_it_changes_nothing(name: str, tmp_path: Path, mo
     monkeypatch.setattr(fused_forwards, "_FORWARDS", ())
     expected = logits(Stages(model, roles(model, 2, compute_type="bfloat16")), texts)
     assert (found - expected).abs().max() <= 0.04 * expected.abs().max()
+
+
+def test_a_layer_with_heads_that_the_library_does_not_take_is_not_fused(tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path, "qwen3", head_dim=8)
+    stages = Stages(model, roles(model, 1, compute_type="bfloat16"))
+    assert not any("forward" in vars(layer) for layer in stages.models[0].layers)
 
 
 def test_functions_are_told_apart_by_what_they_do() -> None:
