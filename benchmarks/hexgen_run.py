@@ -94,8 +94,6 @@ def bind(slot: int) -> None:
 def held(plan: Plan, slots: dict[str, SlotProcess]) -> Iterator[None]:
     """The first stage in the first half of every period, the second in the other."""
     stages = plan.replicas[0].stages
-    for stage in stages:
-        bind(slots[stage.slot].process.pid)
     pids = [with_children(slots[stage.slot].process.pid) for stage in stages]
     with throttled([Turn(each, at * SHARE, (at + 1) * SHARE) for at, each in enumerate(pids)]):
         yield
@@ -112,6 +110,8 @@ class Serving:
         self._leader = PipelineClient(self._slots).serve(self._plan)
         self._rates: list[float] = []
         run_plan(self._leader, self._slots, load, "warm")
+        for slot in self._slots.values():  # all their threads are there
+            bind(slot.process.pid)
 
     def run(self) -> None:
         with held(self._plan, self._slots):

@@ -10,15 +10,15 @@ import mmap
 import os
 import struct
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from strata_runtime.errors import InputError
 from strata_runtime.kernels.native import library
+from strata_runtime.kernels.native_calls import counting
 from strata_runtime.ranges import Range
 from strata_runtime.ranks import collectives
 from strata_runtime.ranks.collectives import RankLostError
@@ -31,6 +31,7 @@ _POPULATE_READ = 22  # MADV_POPULATE_READ, Linux 5.14
 _LINE = 64
 _MEET = struct.Struct("6q")
 _SUM = struct.Struct("9q")
+Numbers = tuple[int, int, int, int, int, int]  # `MeetCall` of kernels/native/calls.h
 
 
 def runs() -> bool:
@@ -81,7 +82,7 @@ class SharedMemory:
         for begin in range(0, flat.numel(), BUFFER_BYTES // flat.itemsize):
             piece = flat[begin : begin + BUFFER_BYTES // flat.itemsize]
             call = _SUM.pack(*self._next(), piece.data_ptr(), piece.numel(), piece.itemsize)
-            self.check(_functions().strata_ranks_sum(call))
+            self.check(counting("strata_ranks_sum")(call))
 
     def gather(self, items: Tensor, widths: tuple[int, ...]) -> Tensor:
         rows = items.shape[0]
@@ -193,28 +194,27 @@ class SharedMemory:
         return os.fstat(self._segment).st_blocks * 512 if self._sees_weights else 0
 
     def end(self) -> None:
-        _functions().strata_ranks_end(self._bytes.data_ptr())
+        _end()(self._bytes.data_ptr())
 
-    @property
-    def _nanoseconds(self) -> int:
-        """Of patience."""
-        return int(self._patience * 1e9)
-
-    def _next(self) -> tuple[int, ...]:
+    def _next(self) -> Numbers:
         self._meeting.value += 1
         return self._call()
 
-    def _call(self) -> tuple[int, ...]:
-        return (self._bytes.data_ptr(), self.rank, self.ranks, BUFFER_BYTES, self._meeting.value, self._nanoseconds)
+    def _call(self) -> Numbers:
+        return self._met_by(self._meeting.value)
+
+    def _met_by(self, meeting: int) -> Numbers:
+        """As the library takes a meeting. `meeting`: its number, or where that lies."""
+        patience = int(self._patience * 1e9)
+        return (self._bytes.data_ptr(), self.rank, self.ranks, BUFFER_BYTES, meeting, patience)
 
     def _meet(self) -> None:
-        self.check(_functions().strata_ranks_meet(_MEET.pack(*self._call())))
+        self.check(counting("strata_ranks_meet")(_MEET.pack(*self._call())))
 
     @property
-    def numbers(self) -> tuple[int, int, int, int, int, int]:
-        """For sums within a call of the library: as of a meeting, with the address of its number."""
-        number = ctypes.addressof(self._meeting)
-        return (self._bytes.data_ptr(), self.rank, self.ranks, BUFFER_BYTES, number, self._nanoseconds)
+    def numbers(self) -> Numbers:
+        """For sums within a call of the library, which goes on with the numbers of meetings."""
+        return self._met_by(ctypes.addressof(self._meeting))
 
     def check(self, late: int) -> None:
         """Raises RankLostError for what a meeting has come to in the library."""
@@ -242,11 +242,9 @@ def added(parts: Sequence[Tensor]) -> Tensor:
 
 
 @cache
-def _functions() -> Any:
+def _end() -> Callable[[int], None]:
     found = library()
     assert found is not None, "there is no native library: `runs` was not asked"
-    for name in ("strata_ranks_meet", "strata_ranks_sum"):
-        function = getattr(found, name)
-        function.argtypes, function.restype = (ctypes.c_char_p,), ctypes.c_int64
     found.strata_ranks_end.argtypes, found.strata_ranks_end.restype = (ctypes.c_int64,), None
-    return found
+    end: Callable[[int], None] = found.strata_ranks_end
+    return end

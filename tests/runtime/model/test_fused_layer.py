@@ -11,11 +11,13 @@ from msgspec import structs
 
 from strata_planner.contract.formats import FormatName
 from strata_planner.contract.frames import Segment
+from strata_planner.contract.roles import Role
 from strata_planner.contract.strategies import StrategyName
 from strata_planner.question.model import Model
 from strata_runtime.formats.planes.any_linear import AnyLinear
 from strata_runtime.kernels import native_channels, native_dense, native_layer
 from strata_runtime.loading.blocked import BlockedLinear
+from strata_runtime.loading.stage_model import StageModel
 from strata_runtime.model.fused_layer import FusedLayer
 from strata_runtime.ranks import shared_memory
 from strata_runtime.ranks.collectives import Collectives, RankLostError
@@ -58,6 +60,16 @@ def run(model: Path, formats: Sequence[FormatName], kv_bits: int) -> list[torch.
     listed = roles(model, 2, compute_type="bfloat16", formats=formats)
     stages = Stages(model, [structs.replace(each, kv_bits=kv_bits) for each in listed])
     return [stages.step(TEXTS, segments) for segments in STEPS]
+
+
+def through_steps(stage: StageModel, role: Role) -> list[torch.Tensor]:
+    """What one rank's stage makes of each of the steps."""
+    cache, blocks = cache_of(role, stage), OwnBlocks(role.replica_page_budget, role.page_tokens)
+    return [
+        stage.forward(torch.cat([TEXTS[s.sequence][s.start : s.start + s.length] for s in segments]), batch)
+        for segments in STEPS
+        for batch in [cache.plan(blocks.deal(segments))]
+    ]
 
 
 @pytest.mark.parametrize(
@@ -253,16 +265,11 @@ def test_ranks_add_up_within_the_call(
 
     def steps(collectives: Collectives) -> list[torch.Tensor]:
         stage = part(role, model, collectives)
-        cache, blocks = cache_of(role, stage), OwnBlocks(role.replica_page_budget, role.page_tokens)
         if collectives.rank in apart:
             stage.layers[0].register_forward_hook(lambda *_: None)
             for linear in stage.linears(1).values():
                 linear.register_forward_hook(lambda *_: None)
-        return [
-            stage.forward(torch.cat([TEXTS[s.sequence][s.start : s.start + s.length] for s in segments]), batch)
-            for segments in STEPS
-            for batch in [cache.plan(blocks.deal(segments))]
-        ]
+        return through_steps(stage, role)
 
     apart: set[int] = set()
     found = together(ranks, steps)
@@ -311,14 +318,9 @@ def test_ranks_meet_as_often_whichever_way_they_go(
 
     def steps(collectives: SharedMemory) -> tuple[list[torch.Tensor], int]:
         stage = part(role, model, collectives)
-        cache, blocks = cache_of(role, stage), OwnBlocks(role.replica_page_budget, role.page_tokens)
         alone = {id(vars(each)["forward"].func.__self__) for each in stage.layers if collectives.rank == apart}
         refusing.update(alone)
-        return [
-            stage.forward(torch.cat([TEXTS[s.sequence][s.start : s.start + s.length] for s in segments]), batch)
-            for segments in STEPS
-            for batch in [cache.plan(blocks.deal(segments))]
-        ], collectives._meeting.value
+        return through_steps(stage, role), collectives._meeting.value
 
     refusing: set[int] = set()
     monkeypatch.setattr(FusedLayer, "step", lambda layer, *given: None if id(layer) in refusing else own(layer, *given))
